@@ -1,0 +1,80 @@
+"""One name per op, several kernels behind it: who can run where, which is best, and which one really ran."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of an op. ``run`` takes the op's own arguments."""
+
+    name: str
+    run: Callable
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    missing: Callable[[], str | None] = lambda: None
+    """Why the kernel cannot run on this machine and what to install, or None when it can."""
+    refuses: Callable[..., str | None] = lambda *args, **kwargs: None
+    """Why the kernel cannot take these arguments and what to change, or None when it can."""
+
+
+_OPS: dict[str, list[Kernel]] = {}
+_used = threading.local()
+
+
+def register(op: str, kernels: list[Kernel]) -> None:
+    """Declare the kernels of ``op``, best first."""
+    _OPS[op] = kernels
+
+
+def ops() -> list[str]:
+    """The names of all ops."""
+    return list(_OPS)
+
+
+def _kernels(op: str) -> list[Kernel]:
+    if op not in _OPS:
+        raise ValueError(f"op {op!r} is unknown; there are {', '.join(_OPS)}")
+    return _OPS[op]
+
+
+def available(op: str, device: str) -> list[str]:
+    """Names that ``kernel=`` accepts for ``op`` on ``device`` ("cpu", "cuda"), best first."""
+    kind = torch.device(device).type
+    return [k.name for k in _kernels(op) if kind in k.devices and k.missing() is None]
+
+
+def last_used(op: str) -> str:
+    """Name of the kernel that ran in this thread's last call of ``op``; ``ValueError`` if there was none."""
+    _kernels(op)
+    name = getattr(_used, op, None)
+    if name is None:
+        raise ValueError(f"op {op!r} has not run in this thread yet")
+    return name
+
+
+def call(op: str, kernel: str, device: torch.device, *args: object, **kwargs: object) -> object:
+    """Run ``op`` with the named kernel, or for ``auto`` with the best one that takes these arguments."""
+    candidates = _kernels(op)
+    if kernel != "auto":
+        candidates = [k for k in candidates if k.name == kernel]
+        if not candidates:
+            raise ValueError(
+                f"attention.kernel={kernel!r} is unknown for {op}; on {device.type} there are: "
+                f"auto, {', '.join(available(op, device.type))}"
+            )
+    reason = None
+    for candidate in candidates:
+        if device.type in candidate.devices:
+            reason = candidate.missing() or candidate.refuses(*args, **kwargs)
+        else:
+            reason = f"it runs on {', '.join(candidate.devices)} only"
+        if reason is None:
+            setattr(_used, op, candidate.name)
+            return candidate.run(*args, **kwargs)
+    raise ValueError(
+        f"kernel {kernel!r} of {op} cannot run on {device.type}: {reason}; "
+        f"attention.kernel=auto takes the best of {', '.join(available(op, device.type))}"
+    )

@@ -1,0 +1,17 @@
+"""Tasks by name. To add one: a file with the class, a line here, a YAML in conf/task."""
+
+from importlib import import_module
+
+from lra.tasks.base import Task, TaskConfig, TaskInfo
+
+REGISTRY: dict[str, str] = {
+    "listops": "lra.tasks.listops:ListOps",
+}
+
+
+def load(name: str) -> type[Task]:
+    """The task class registered under ``name``; ``ValueError`` lists the names there are."""
+    if name not in REGISTRY:
+        raise ValueError(f"task={name} is unknown; choose one of {', '.join(REGISTRY)}")
+    module, _, cls = REGISTRY[name].partition(":")
+    return getattr(import_module(module), cls)
