@@ -42,6 +42,9 @@ class Mixer(nn.Module):
         """Mix tokens: ``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
         raise NotImplementedError
 
+    def before_step(self, step: int) -> None:
+        """Called by the trainer before optimiser step ``step`` (from 1); for what changes between steps."""
+
     def native_channel_mixer(self) -> nn.Module | None:
         """The mechanism's own position-wise block (RWKV's channel-mix), or None to keep the standard FFN.
 

@@ -1,0 +1,90 @@
+"""The ``lra`` command. Each subcommand imports what it needs when it is called, so that help is instant."""
+
+import sys
+from collections.abc import Callable
+
+from lra.errors import UserError
+
+HELP = """\
+usage: lra COMMAND [ARGUMENT ...]
+
+  train   one run:        lra train task=listops attention=performer regime=short seed=0
+  sweep   many runs:      lra sweep task=listops attention=flash,performer,rwkv4 seed=0,1,2
+  table   compare runs:   lra table [--format md|csv|latex|html]
+  data    prepare data:   lra data list | prepare TASK | verify TASK [task.KEY=VALUE regime=...]
+  doctor  what this machine has: devices, compilers, kernels, data, W&B
+
+`lra COMMAND --help` tells more. Settings are Hydra overrides; conf/ holds their choices.
+"""
+
+
+def _train(arguments: list[str]) -> int:
+    from lra.train import main
+
+    sys.argv = ["lra train", *arguments]
+    return main()
+
+
+def _sweep(arguments: list[str]) -> int:
+    from lra.sweep import main
+
+    return main(arguments)
+
+
+def _table(arguments: list[str]) -> int:
+    from lra.table import main
+
+    return main(arguments)
+
+
+def _data(arguments: list[str]) -> int:
+    from lra.prepare import main
+
+    return main(arguments)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from lra.doctor import main
+
+    return main(arguments)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "sweep": _sweep,
+    "table": _table,
+    "data": _data,
+    "doctor": _doctor,
+}
+
+
+def main() -> int:
+    """Dispatch; a ``UserError`` becomes one line and exit code 2."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name == "--version":
+        from lra import __version__
+
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        print(f"error: there is no command {name!r}; choose {' | '.join(COMMANDS)}{hint}", file=sys.stderr)
+        return 2
+    try:
+        return COMMANDS[name](rest)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""The configuration of a run: typed, validated as a whole, resolved, hashed.
+
+Values live in ``conf/``; the dataclasses here and beside each mixer and task say what they mean.
+"""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import attention
+import lra.tasks
+from attention.base import MixerConfig
+from lra.errors import UserError
+from lra.regimes import regime_of
+from lra.tasks.base import TaskConfig
+from models.encoder import EncoderConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+HYDRA_VERSION_BASE = "1.3"
+SCHEDULES = ("cosine", "rsqrt")
+PRECISIONS = ("auto", "fp32", "bf16")
+TRACKING_MODES = ("auto", "online", "offline", "disabled")
+
+
+def conf_dir() -> Path:
+    """``conf/`` inside the installed package if it was shipped there, else beside the sources."""
+    packaged = Path(__file__).resolve().parent / "conf"
+    return packaged if packaged.is_dir() else ROOT / "conf"
+
+
+@dataclass
+class TrainerConfig:
+    """The training protocol."""
+
+    name: str = "custom"
+    """Name of the preset; the table shows it."""
+    steps: int = 600
+    """Optimiser steps."""
+    batch_size: int = 32
+    """Rows per optimiser step."""
+    accumulation: int = 1
+    """Micro-batches per optimiser step; must divide ``batch_size``."""
+    lr: float = 1e-3
+    """Peak learning rate (cosine), or the factor of the reciprocal square root (rsqrt)."""
+    schedule: str = "cosine"
+    warmup: int = 60
+    """Steps of linear warm-up."""
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-8
+    clip: float = 1.0
+    """Largest global gradient norm; 0 = no clipping."""
+    eval_every: int = 150
+    """Steps between two passes over the validation split."""
+    log_every: int = 20
+    precision: str = "auto"
+    """``fp32``, ``bf16`` (autocast), or ``auto``: bf16 on a GPU that has it, else fp32."""
+    timing_warmup: int = 10
+    """First steps that do not count in the timing."""
+
+    def validate(self) -> None:
+        """Raise ``ValueError`` naming the key that does not fit."""
+        for key in ("steps", "batch_size", "accumulation", "eval_every", "log_every"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"trainer.{key}={getattr(self, key)} is too small; give at least 1")
+        for key in ("warmup", "timing_warmup", "clip", "weight_decay"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"trainer.{key}={getattr(self, key)} is negative; give 0 or more")
+        for key in ("lr", "eps"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"trainer.{key}={getattr(self, key)} must be positive")
+        if self.warmup >= self.steps:
+            raise ValueError(
+                f"trainer.warmup={self.warmup} is not below trainer.steps={self.steps}: training would never "
+                f"leave its warm-up; lower trainer.warmup or raise trainer.steps"
+            )
+        if self.timing_warmup >= self.steps:
+            raise ValueError(
+                f"trainer.timing_warmup={self.timing_warmup} is not below trainer.steps={self.steps}: no step "
+                f"would be timed; lower trainer.timing_warmup"
+            )
+        if self.batch_size % self.accumulation:
+            raise ValueError(
+                f"trainer.accumulation={self.accumulation} does not divide trainer.batch_size={self.batch_size}"
+            )
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError(f"trainer.beta1={self.beta1}, trainer.beta2={self.beta2}: both must be in [0, 1)")
+        for key, choices in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+            if getattr(self, key) not in choices:
+                raise ValueError(f"trainer.{key}={getattr(self, key)!r} is unknown; choose {' | '.join(choices)}")
+
+
+@dataclass
+class TrackingConfig:
+    """Where a run is mirrored; the run directory itself is always written."""
+
+    mode: str = "auto"
+    """``auto``: W&B online if a key is there and the server answers, else offline. Or online, offline, disabled."""
+    project: str = "lra"
+    entity: str | None = None
+
+
+@dataclass
+class RunConfig:
+    """One run."""
+
+    attention: MixerConfig = field(default_factory=MixerConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    model: EncoderConfig = field(default_factory=EncoderConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    seed: int = 0
+    device: str = "auto"
+    data_dir: str = "data"
+    runs_dir: str = "results/runs"
+
+    def validate(self) -> None:
+        """Check what no single dataclass can see; ``UserError`` names the key."""
+        try:
+            self.model.validate()
+            self.trainer.validate()
+            mixer = attention.load(self.attention.name)
+            if not (mixer.causal if self.attention.causal else mixer.bidirectional):
+                raise ValueError(f"attention={self.attention.name} has no form for causal={self.attention.causal}")
+            # building one mixer runs every check that the mixer itself makes
+            attention.build(self.attention, self.model.width, num_layers=self.model.num_layers)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        if self.tracking.mode not in TRACKING_MODES:
+            raise UserError(f"tracking.mode={self.tracking.mode!r} is unknown; choose {' | '.join(TRACKING_MODES)}")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed={self.seed} is out of range; give 0 ... 2**32 - 1")
+        lra.tasks.load(self.task.name).check(self.task)
+
+    def fingerprint(self, *, without: tuple[str, ...] = ()) -> str:
+        """Hash of the fields that change numbers, less ``without``."""
+        values = asdict(self)
+        for key in ("tracking", "data_dir", "runs_dir", *without):
+            del values[key]
+        del values["trainer"]["log_every"]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+
+    @property
+    def run_id(self) -> str:
+        """Readable and unique: ``task-length-attention-seed-hash``."""
+        return f"{self.task.name}-{self.task.length}-{self.attention.name}-s{self.seed}-{self.fingerprint()[:8]}"
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.runs_dir) / self.run_id
+
+    @property
+    def regime(self) -> str:
+        return regime_of(self.task.length)
+
+    def yaml(self) -> str:
+        """The resolved configuration as YAML, without interpolations."""
+        return OmegaConf.to_yaml(OmegaConf.structured(self))
+
+
+def register() -> None:
+    """Put the schemas of the run, of every mixer and of every task into Hydra's ConfigStore."""
+    store = ConfigStore.instance()
+    store.store(name="config_schema", node=RunConfig)
+    for name in attention.REGISTRY:
+        store.store(group="attention", name=f"{name}_schema", node=attention.load(name).Config)
+    for name in lra.tasks.REGISTRY:
+        store.store(group="task", name=f"{name}_schema", node=lra.tasks.load(name).Config)
+
+
+def resolve(config: DictConfig) -> RunConfig:
+    """Typed, validated configuration with every ``auto`` that changes numbers replaced by what it means here."""
+    try:
+        run: RunConfig = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise UserError(describe(error, [])) from None
+    # Hydra's -m may change directories between runs: from here on paths no longer depend on the caller's
+    run.data_dir = str(Path(run.data_dir).expanduser().absolute())
+    run.runs_dir = str(Path(run.runs_dir).expanduser().absolute())
+    run.device = _device(run.device)
+    if run.trainer.precision == "auto":
+        has_bf16 = run.device.startswith("cuda") and torch.cuda.is_bf16_supported()
+        run.trainer.precision = "bf16" if has_bf16 else "fp32"
+    run.validate()
+    return run
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"device={name!r} is unknown; choose auto | cpu | cuda | cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={name} was asked for, but torch sees no CUDA device; use device=cpu or device=auto")
+    return name
+
+
+def compose_run(overrides: list[str]) -> RunConfig:
+    """The configuration that these Hydra overrides give."""
+    register()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE):
+            return resolve(compose("config", overrides))
+    except (ConfigCompositionException, MissingConfigException, OverrideParseException) as error:
+        raise UserError(describe(error, overrides)) from None
+
+
+def describe(error: Exception, overrides: list[str]) -> str:
+    """Hydra's and OmegaConf's exceptions as one line: key, expected, found, nearest valid name."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        options = _group_options(group)
+        return f"{group}={name} is unknown; choose {' | '.join(options)}{_nearest(name, options)}"
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    text = str(cause).strip().splitlines()[0]
+    key = getattr(cause, "full_key", None)
+    if key:
+        given = next((o for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
+        if "not in" in text:
+            keys = list(_known_keys(overrides))
+            return f"{given}: there is no key {key!r}{_nearest(key, keys)}"
+        return f"{given}: {text}"
+    culprit = _culprit(str(error), overrides)
+    return f"{culprit}: {text}" if culprit and culprit not in text else text
+
+
+def _culprit(text: str, overrides: list[str]) -> str | None:
+    return next((o for o in overrides if o.lstrip("+~").split("=")[0] in text), None)
+
+
+def _group_options(group: str) -> list[str]:
+    folder = conf_dir() / group
+    return sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml"))
+
+
+def _nearest(name: str, choices: list[str]) -> str:
+    found = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _known_keys(overrides: list[str]) -> Iterator[str]:
+    """All keys of the configuration, with the groups that the overrides choose."""
+    groups = {p.name for p in conf_dir().iterdir() if p.is_dir()}
+    chosen = [o for o in overrides if o.split("=")[0] in groups and "," not in o]
+    with initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE):
+        config = OmegaConf.to_container(compose("config", chosen), resolve=False)
+    for key, value in config.items():
+        yield key
+        if isinstance(value, dict):
+            yield from (f"{key}.{name}" for name in value)
+    yield from groups

@@ -1,0 +1,108 @@
+"""What a set of runs will cost on this machine, from a measured probe of each distinct network.
+
+Shapes: B rows, L tokens.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+import lra.tasks
+from lra.config import RunConfig
+from lra.errors import UserError
+from lra.meter import Meter
+from lra.trainer import parameter_count
+from models import build_model
+
+VOCABULARY, CLASSES = 32, 10
+"""Stand-ins: neither changes the cost of a step noticeably."""
+FORWARD_SHARE = 1 / 3
+"""A forward pass costs about a third of forward and backward."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cost of one run."""
+
+    parameters: int
+    seconds: float
+    peak_bytes: int | None
+    """Activations and gradients of one optimiser step at the longest row; ``None`` where not measurable."""
+
+
+def probe(config: RunConfig, *, rows: int, length: int) -> tuple[float, int | None, int]:
+    """Seconds and peak bytes of forward and backward over random ``(rows, length)`` ids, and the parameters."""
+    device = torch.device(config.device)
+    model = build_model(
+        config.model, config.attention, vocab_size=VOCABULARY, num_classes=CLASSES, length=config.task.length
+    ).to(device)
+    tokens = torch.randint(1, VOCABULARY, (rows, length), device=device)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    meter = Meter(device, warmup_steps=1)
+    meter.start()
+    for _ in range(2):
+        with meter.step(real_tokens=tokens.numel(), padded_tokens=tokens.numel()):
+            with torch.autocast(device.type, torch.bfloat16, enabled=config.trainer.precision == "bf16"):
+                logits = model(tokens, mask)
+            nn.functional.cross_entropy(logits.float(), tokens[:, 0] % CLASSES).backward()
+    meter.close_training_window()
+    report = meter.report()
+    return report["step_ms"] / 1e3, report["peak_memory_bytes"], parameter_count(model)
+
+
+def estimate(config: RunConfig) -> Estimate:
+    """Extrapolate a probe to all steps and validations of a run."""
+    mean, longest, validation_rows = _lengths(config)
+    rows = config.trainer.batch_size // config.trainer.accumulation if config.device.startswith("cuda") else 1
+    seconds, _, parameters = probe(config, rows=rows, length=mean)
+    _, peak, _ = probe(config, rows=1, length=longest)
+    per_row = seconds / rows
+    steps, batch = config.trainer.steps, config.trainer.batch_size
+    validations = math.ceil(steps / config.trainer.eval_every)
+    total = per_row * (steps * batch + FORWARD_SHARE * validations * validation_rows)
+    micro_batch = batch // config.trainer.accumulation
+    return Estimate(parameters, total, None if peak is None else peak * micro_batch)
+
+
+def _lengths(config: RunConfig) -> tuple[int, int, int]:
+    """Mean and longest training row and the validation rows; before the data is there, the longest possible."""
+    try:
+        _, splits = lra.tasks.load(config.task.name).load(config.task, Path(config.data_dir))
+    except UserError:
+        return config.task.length, config.task.length, 0
+    lengths = splits["train"].lengths
+    return round(float(lengths.mean())), int(lengths.max()), len(splits["validation"])
+
+
+def describe_cost(configs: list[RunConfig]) -> str:
+    """A line per run and the sum."""
+    known: dict[str, Estimate] = {}
+    lines, total = [], 0.0
+    for config in configs:
+        key = config.fingerprint(without=("seed",))
+        if key not in known:
+            known[key] = estimate(config)
+        cost = known[key]
+        total += cost.seconds
+        memory = "memory unknown" if cost.peak_bytes is None else f"{cost.peak_bytes / 2**30:8.1f} GiB"
+        lines.append(
+            f"  {config.attention.name:<10} {config.task.name}@{config.task.length:<6} seed {config.seed:<3} "
+            f"{config.trainer.steps:>7,} steps x {config.trainer.batch_size} rows  {cost.parameters:>11,} parameters  "
+            f"about {tqdm.format_interval(cost.seconds):>9}  {memory}"
+        )
+    head = (
+        f"{len(configs)} runs on {configs[0].device}, extrapolated from one or a few rows timed on this machine;\n"
+        f"memory is one step at the longest row, with all its rows at once:"
+    )
+    return "\n".join([head, *lines, f"  in all about {_human(total)}"])
+
+
+def _human(seconds: float) -> str:
+    hours = seconds / 3600
+    if hours >= 48:
+        return f"{hours / 24:.1f} days"
+    return f"{hours:.1f} hours" if hours >= 1.5 else f"{seconds / 60:.0f} minutes"

@@ -1,0 +1,277 @@
+"""One run, from a configuration to a result row: ``lra train`` and ``python -m lra.train``."""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import hydra
+import numpy as np
+import torch
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+import lra.tasks
+from attention import kernels
+from attention import load as load_mixer
+from lra import results
+from lra.config import HYDRA_VERSION_BASE, RunConfig, conf_dir, describe, register, resolve
+from lra.data.arrays import Split
+from lra.environment import device_name, environment, git_state
+from lra.errors import UserError
+from lra.meter import Meter, tune_allocator
+from lra.results import ResultRow
+from lra.stats import is_stuck, wilson
+from lra.tasks.base import TaskInfo
+from lra.tracking import Tracker
+from lra.trainer import Score, Trainer, parameter_count
+from models import build_model
+
+EXIT_CODES = {"ok": 0, "stuck": 0, "failed": 1, "oom": 1, "interrupted": 130}
+REPLACED = ".replaced"
+
+log = logging.getLogger("lra")
+
+
+class RunFailedError(RuntimeError):
+    """A run ended without a result; its row says why."""
+
+    def __init__(self, row: ResultRow) -> None:
+        super().__init__(f"{row.run_id}: {row.status}: {row.error}")
+        self.row = row
+
+
+def run(config: RunConfig) -> ResultRow:
+    """Train, select on validation, test once. The row is on disk when this returns, whatever happened."""
+    info, splits = lra.tasks.load(config.task.name).load(config.task, Path(config.data_dir))
+    run_dir = _fresh_dir(config.run_dir)
+    results.write_atomic(run_dir / "config.yaml", config.yaml())
+    row = new_row(config, info)
+    with _log_file(run_dir / "train.log"), _terminate_as_interrupt():
+        log.info("%s", config.run_dir)
+        try:
+            with Tracker(config, run_dir) as tracker:
+                try:
+                    _train_and_test(config, info, splits, row, tracker, run_dir)
+                except BaseException as error:
+                    _close_row(row, error)
+                    raise
+                finally:
+                    row.finished = _now()
+                    results.save(row, run_dir)
+                tracker.summary(_summary(row))
+        except KeyboardInterrupt:
+            log.warning("interrupted; the same command starts the run again")
+        except Exception:
+            log.debug("traceback", exc_info=True)
+            log.error("%s: %s (traceback in %s)", row.status, row.error, run_dir / "train.log")
+        else:
+            log.info("%s", outcome(row))
+    return row
+
+
+def outcome(row: ResultRow) -> str:
+    """One line for people."""
+    low, high = (100 * x for x in row.test_interval)
+    text = (
+        f"{row.attention} on {row.task}@{row.length}: test accuracy {100 * row.test_accuracy:.1f} % "
+        f"[{low:.1f}, {high:.1f}], majority {100 * row.majority_baseline:.1f} %, {row.step_ms:.0f} ms/step"
+    )
+    return text if row.status == "ok" else f"{text}: {row.status.upper()}, not above the majority class"
+
+
+def _train_and_test(
+    config: RunConfig, info: TaskInfo, splits: dict[str, Split], row: ResultRow, tracker: Tracker, run_dir: Path
+) -> None:
+    device = torch.device(config.device)
+    seeds = np.random.SeedSequence(config.seed).generate_state(2)
+    torch.manual_seed(int(seeds[0]))
+    meter = Meter(device, warmup_steps=config.trainer.timing_warmup)
+    model = build_model(
+        config.model,
+        config.attention,
+        vocab_size=info.vocab_size,
+        num_classes=info.num_classes,
+        length=info.length,
+    )
+    row.parameters = parameter_count(model)
+    trainer = Trainer(
+        model,
+        splits,
+        config.trainer,
+        device=device,
+        meter=meter,
+        tracker=tracker,
+        run_dir=run_dir,
+        data_seed=int(seeds[1]),
+    )
+    op = load_mixer(config.attention.name).op
+    try:
+        trainer.fit()
+        row.kernel = kernels.last_used(op)
+    finally:
+        meter.close_training_window()
+        for key, value in meter.report().items():
+            setattr(row, key, value)
+        row.epochs = trainer.epochs(row.steps)
+    with meter.evaluation():
+        score = trainer.evaluate("test")
+    row.seconds = meter.report()["seconds"]
+    _judge(row, trainer.best, trainer.best_step, score)
+    tracker.log(row.steps, {"test/accuracy": score.accuracy, "test/loss": score.loss})
+
+
+def _judge(row: ResultRow, validation: Score, step: int, test: Score) -> None:
+    row.validation_accuracy, row.selected_step = validation.accuracy, step
+    row.test_accuracy, row.test_rows = test.accuracy, test.rows
+    row.test_interval = list(wilson(test.correct, test.rows))
+    row.error = None
+    row.status = "stuck" if is_stuck(test.correct, test.rows, row.majority_baseline) else "ok"
+
+
+def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
+    """The row of a run that has not ended; without ``info`` it says nothing of the data."""
+    return ResultRow(
+        run_id=config.run_id,
+        status="interrupted",
+        error="the run has not ended",
+        task=config.task.name,
+        task_version=info and info.version,
+        attention=config.attention.name,
+        seed=config.seed,
+        length=config.task.length,
+        regime=config.regime,
+        config_hash=config.fingerprint(),
+        protocol_hash=config.fingerprint(without=("attention", "seed")),
+        protocol=config.trainer.name,
+        batch_size=config.trainer.batch_size,
+        majority_baseline=info and info.majority_baseline,
+        dtype=config.trainer.precision,
+        device=config.device,
+        device_name=device_name(config.device),
+        environment=environment(),
+        git=git_state(),
+        started=_now(),
+    )
+
+
+def _close_row(row: ResultRow, error: BaseException) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        row.status, row.error = "interrupted", "stopped by the user or by SIGTERM"
+    elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+        row.status, row.error = "oom", str(error).splitlines()[0]
+    else:
+        row.status, row.error = "failed", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def _summary(row: ResultRow) -> dict[str, object]:
+    return {
+        "status": row.status,
+        "val/accuracy": row.validation_accuracy,
+        "test/accuracy": row.test_accuracy,
+        "perf/train_seconds": row.train_seconds,
+        "perf/step_ms": row.step_ms,
+        "perf/tokens_per_second": row.tokens_per_second,
+        "perf/peak_mem_gib": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**30,
+        "kernel": row.kernel,
+        "parameters": row.parameters,
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _fresh_dir(run_dir: Path) -> Path:
+    """An empty run directory; an earlier one of the same run is kept under ``.replaced``."""
+    try:
+        if run_dir.exists():
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
+            kept = run_dir.parent / REPLACED / f"{run_dir.name}-{stamp}"
+            kept.parent.mkdir(exist_ok=True)
+            run_dir.rename(kept)
+        run_dir.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"runs_dir={run_dir.parent}: cannot create a run directory there ({error.strerror}); "
+            f"free space or fix its permissions, or give another runs_dir=..."
+        ) from None
+    return run_dir
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Copy the log of this run, tracebacks included, to ``path``."""
+    handler = logging.FileHandler(path)
+    handler.setLevel(logging.DEBUG)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: with a row."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def log_to_terminal() -> None:
+    """Plain INFO lines on stderr."""
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    if not any(getattr(h, "lra_terminal", False) for h in log.handlers):
+        handler = logging.StreamHandler()
+        handler.setLevel(logging.INFO)
+        handler.lra_terminal = True
+        log.addHandler(handler)
+
+
+def _job(config: DictConfig) -> None:
+    row = run(resolve(config))
+    if row.status == "interrupted":
+        raise KeyboardInterrupt
+    if EXIT_CODES[row.status]:
+        raise RunFailedError(row)
+
+
+def main() -> int:
+    """Entry point; Hydra reads the overrides from ``sys.argv``. Returns the exit code."""
+    log_to_terminal()
+    tune_allocator()
+    register()
+    # with this set Hydra lets exceptions through, so that every error becomes one line of ours
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(conf_dir()), config_name="config")(_job)()
+    except KeyboardInterrupt:
+        return EXIT_CODES["interrupted"]
+    except RunFailedError as error:
+        return EXIT_CODES[error.row.status]
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"error: {describe(error, sys.argv[1:])}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

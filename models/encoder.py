@@ -1,0 +1,139 @@
+"""The encoder around a token mixer: embed, add positions, pre-norm blocks, pool.
+
+Shapes: B batch, L sequence length, D model width.
+
+Everything but the mixer is the same for every backend. The encoder never asks which mixer it holds.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import attention
+from attention.base import MixerConfig
+
+POOLINGS = ("mean", "cls", "last")
+POSITIONS = ("learned", "sinusoidal", "none")
+BLOCKS = ("uniform", "native")
+
+
+@dataclass
+class EncoderConfig:
+    """Shape of the network."""
+
+    num_layers: int = 2
+    width: int = 64
+    """Model width D."""
+    num_heads: int = 2
+    """Heads of the mixers that have heads."""
+    ffn_width: int = 128
+    dropout: float = 0.1
+    """On embeddings and residual branches; attention probabilities are never dropped (linear mixers have none)."""
+    pooling: str = "mean"
+    """``mean`` over real tokens, a prepended learned ``cls`` vector (LRA), or the ``last`` real token."""
+    positions: str = "learned"
+    """``learned`` table, ``sinusoidal`` (LRA) or ``none``."""
+    block: str = "uniform"
+    """``uniform``: the same FFN after every mixer. ``native``: the mixer's own channel mixer where it has one."""
+
+    def validate(self) -> None:
+        """Raise ``ValueError`` naming the key that does not fit."""
+        for key, low in (("num_layers", 1), ("width", 1), ("num_heads", 1), ("ffn_width", 1)):
+            if getattr(self, key) < low:
+                raise ValueError(f"model.{key}={getattr(self, key)} is too small; give at least {low}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout={self.dropout} is no probability; give a number in [0, 1)")
+        for key, choices in (("pooling", POOLINGS), ("positions", POSITIONS), ("block", BLOCKS)):
+            if getattr(self, key) not in choices:
+                raise ValueError(f"model.{key}={getattr(self, key)!r} is unknown; choose {' | '.join(choices)}")
+
+
+def sinusoids(length: int, width: int) -> torch.Tensor:
+    """Fixed position table ``(L, D)`` of Vaswani et al. 2017, section 3.5; an odd width drops the last cosine."""
+    position = torch.arange(length, dtype=torch.float32)[:, None]
+    frequency = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
+    table = torch.stack((torch.sin(position * frequency), torch.cos(position * frequency)), dim=-1)
+    return table.flatten(1)[:, :width]
+
+
+class FeedForward(nn.Module):
+    """Position-wise GELU MLP, ``(B, L, D) -> (B, L, D)``; takes the mask for symmetry with channel mixers."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, hidden)
+        self.contract = nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor, key_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.contract(nn.functional.gelu(self.expand(x)))
+
+
+class Block(nn.Module):
+    """Pre-norm residual block: ``x + mixer(norm(x))``, then ``x + channel_mixer(norm(x))``."""
+
+    def __init__(self, config: EncoderConfig, mixer_config: MixerConfig, layer: int) -> None:
+        super().__init__()
+        self.mixer_norm = nn.LayerNorm(config.width)
+        self.mixer = attention.build(mixer_config, config.width, layer=layer, num_layers=config.num_layers)
+        self.channel_norm = nn.LayerNorm(config.width)
+        native = self.mixer.native_channel_mixer() if config.block == "native" else None
+        self.channel_mixer = native or FeedForward(config.width, config.ffn_width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
+        x = x + self.dropout(self.mixer(self.mixer_norm(x), key_mask))
+        return x + self.dropout(self.channel_mixer(self.channel_norm(x), key_mask))
+
+
+class Encoder(nn.Module):
+    """Token ids ``(B, L)`` and their mask to one vector per row ``(B, D)``."""
+
+    def __init__(self, config: EncoderConfig, mixer_config: MixerConfig, *, vocab_size: int, length: int) -> None:
+        """``length`` is the longest row in tokens; a prepended CLS vector is counted on top."""
+        super().__init__()
+        if config.pooling == "cls" and mixer_config.causal:
+            raise ValueError("model.pooling=cls needs attention.causal=false: a first token sees nothing causally")
+        self.pooling = config.pooling
+        self.embedding = nn.Embedding(vocab_size, config.width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.cls = nn.Parameter(torch.randn(config.width) * 0.02) if config.pooling == "cls" else None
+        self.length = length + (self.cls is not None)
+        table = sinusoids(self.length, config.width)
+        if config.positions == "learned":
+            self.positions = nn.Parameter(torch.randn_like(table) * 0.02)
+        elif config.positions == "sinusoidal":
+            self.register_buffer("positions", table, persistent=False)
+        else:
+            self.positions = None
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, mixer_config, layer) for layer in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.width)
+
+    def forward(self, tokens: torch.Tensor, key_mask: torch.Tensor) -> torch.Tensor:
+        """``tokens`` int ``(B, L)``, ``key_mask`` bool ``(B, L)`` with True = real -> ``(B, D)``."""
+        x = self.embedding(tokens)
+        if self.cls is not None:
+            x = torch.cat((self.cls.expand(x.shape[0], 1, -1), x), dim=1)
+            key_mask = nn.functional.pad(key_mask, (1, 0), value=True)
+        if x.shape[1] > self.length:
+            raise ValueError(f"a row of {x.shape[1]} tokens exceeds the model's {self.length}; raise task.length")
+        if self.positions is not None:
+            x = x + self.positions[: x.shape[1]]
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, key_mask)
+        return self._pool(self.norm(x), key_mask)
+
+    def _pool(self, x: torch.Tensor, key_mask: torch.Tensor) -> torch.Tensor:
+        if self.pooling == "cls":
+            return x[:, 0]
+        if self.pooling == "last":
+            positions = torch.arange(x.shape[1], device=x.device)
+            last = (positions * key_mask).amax(dim=1)
+            return x[torch.arange(x.shape[0], device=x.device), last]
+        # masked_fill, not a product: what a mixer leaves at padding must not reach the sum. The divisor is the
+        # true length, never the padded one; a row without tokens gives zeros.
+        total = x.masked_fill(~key_mask.unsqueeze(-1), 0.0).sum(dim=1)
+        return total / key_mask.sum(dim=1, keepdim=True).clamp(min=1)
