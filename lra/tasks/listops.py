@@ -7,6 +7,7 @@ import hashlib
 import logging
 import math
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -199,7 +200,7 @@ def _identity(config: Config) -> Identity:
             parameters[name] = getattr(config, name)
         parameters["max_depth"] = _depth(config)
     given = [
-        f"task.{f.name}={getattr(config, f.name)}"
+        shlex.quote(f"task.{f.name}={getattr(config, f.name)}")
         for f in fields(Config)
         if getattr(config, f.name) != f.default
     ]
@@ -256,13 +257,14 @@ def _read_source(config: Config, writer: Writer, progress: Callable[[int, int], 
     paths = listops_source.paths(_source(config))
     writer.details["source_files"] = listops_source.hashes(_source(config))
     writer.details["truncated_rows"] = truncated = dict.fromkeys(paths, 0)
+    # without the headers; a last line without an end is not counted, so the end may be passed by a row a file
     done, total = 0, sum(listops_source.count_lines(path) - 1 for path in paths.values())
     for split, path in paths.items():
         for rows, cut in listops_source.read(path, config.length):
             writer.append(split, *rows)
             truncated[split] += cut
             done += len(rows.labels)
-            progress(done, total)
+            progress(done, max(done, total))
 
 
 def _check_copy(config: Config, folder: Path) -> None:
@@ -272,9 +274,9 @@ def _check_copy(config: Config, folder: Path) -> None:
         for name, found in listops_source.hashes(_source(config)).items():
             if found != (expected := manifest["details"]["source_files"][name]):
                 raise UserError(
-                    f"{_source(config) / name}: expected sha256 {expected[:12]}..., of the file that {folder} "
-                    f"was made from, found {found[:12]}...; restore it, or delete {folder} and run "
-                    f"`{_identity(config).command}`"
+                    f"{_source(config) / name}: expected sha256 {expected[:12]}..., of the file that "
+                    f"{folder} was made from, found {found[:12]}...; restore it, or delete {folder} "
+                    f"and run `{_identity(config).command}`"
                 )
 
 
