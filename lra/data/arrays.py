@@ -1,0 +1,311 @@
+"""Ragged integer arrays on disk: rows of tokens with a label each, in named splits, described by a manifest.
+
+A folder holds ``<split>.{tokens,offsets,labels}.bin`` (flat little-endian arrays; row i is
+``tokens[offsets[i]:offsets[i + 1]]``) and ``manifest.json``. It appears under its name complete or not at
+all, and a reader accepts it only if it is what was asked for, byte by byte.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lra.errors import UserError
+
+FORMAT = 1
+"""Version of the layout on disk."""
+MANIFEST = "manifest.json"
+SPLITS = ("train", "validation", "test")
+PARTS = ("tokens", "offsets", "labels")
+TOKEN_DTYPES = ("|u1", "<u2")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a folder of arrays is of. A reader accepts no other."""
+
+    task: str
+    version: str
+    parameters: dict[str, int | float | str]
+    """All options that decide which rows there are, the seed among them."""
+    command: str
+    """Builds the folder; named in errors as the way out, not compared."""
+
+
+class Split:
+    """The rows of one split; tokens stay on disk."""
+
+    def __init__(self, tokens: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> None:
+        self.tokens = tokens
+        """All rows end to end, (sum of lengths,)."""
+        self.labels = labels
+        self.lengths = np.diff(offsets)
+        self._starts = offsets[:-1]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def row(self, i: int) -> np.ndarray:
+        """Tokens of row ``i``, (lengths[i],) int64."""
+        start = self._starts[i]
+        return np.asarray(self.tokens[start : start + self.lengths[i]], dtype=np.int64)
+
+    def flat(self, start: int, stop: int) -> np.ndarray:
+        """Tokens of rows ``start`` to ``stop`` (excluded) end to end, in the type on disk."""
+        ends = self._starts[start:stop] + self.lengths[start:stop]
+        return np.asarray(self.tokens[self._starts[start] : ends[-1]])
+
+    def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens (B, longest of these rows) int64, padded on the right with 0, and true lengths (B,)."""
+        indices = np.asarray(indices, dtype=np.int64)
+        lengths = self.lengths[indices]
+        inside = np.arange(lengths.max(initial=0)) < lengths[:, None]
+        # position in the flat tokens of every true token, row after row, as boolean indexing fills them
+        flat = np.arange(lengths.sum()) + np.repeat(
+            self._starts[indices] - np.cumsum(lengths) + lengths, lengths
+        )
+        padded = np.zeros(inside.shape, np.int64)
+        padded[inside] = self.tokens[flat]
+        return padded, lengths
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses while writing ``path`` into a message with the way out."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; "
+            "free space, get permission or choose another data folder"
+        ) from error
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the right to prepare ``folder``; waits for another process that has it. Ends with the process."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    with _writing(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    with file:
+        with _writing(lock):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("waiting for another process that prepares %s", folder)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass
+class _SplitFiles:
+    """Open files of a split under construction, with what the manifest will say of them."""
+
+    files: dict[str, BinaryIO]
+    hashes: dict[str, Any]
+    lengths: list[np.ndarray] = field(default_factory=list)
+    labels: Counter = field(default_factory=Counter)
+    tokens: int = 0
+
+
+class Writer:
+    """Context manager that builds ``folder`` block by block; on any error nothing of it remains.
+
+    Call it under ``exclusive(folder)``: what an interrupted predecessor left is deleted.
+    """
+
+    def __init__(self, folder: Path, identity: Identity, token_dtype: str = "|u1") -> None:
+        self.folder = folder
+        self.identity = identity
+        self.details: dict[str, Any] = {}
+        """Findings to record in the manifest besides the parameters."""
+        self._dtypes = {"tokens": token_dtype, "offsets": "<i8", "labels": "<i8"}
+        self._partial = folder.with_name(f".{folder.name}.partial")
+        self._splits: dict[str, _SplitFiles] = {}
+
+    def __enter__(self) -> "Writer":
+        with _writing(self._partial):
+            if self._partial.exists():
+                log.info("removing what an interrupted run left in %s", self._partial)
+                shutil.rmtree(self._partial)
+            self._partial.mkdir(parents=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            for split in self._splits.values():
+                for file in split.files.values():
+                    # unbuffered, so nothing is left that could fail to be written
+                    file.close()
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def append(self, split: str, tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> None:
+        """Add rows to ``split``: ``tokens`` (sum of lengths,) end to end, ``lengths`` and ``labels`` (R,)."""
+        largest = np.iinfo(self._dtypes["tokens"]).max
+        if len(lengths) != len(labels) or lengths.sum() != len(tokens) or lengths.min(initial=1) < 1:
+            raise ValueError(
+                f"{len(tokens)} tokens and {len(labels)} labels do not match {len(lengths)} lengths"
+            )
+        if len(tokens) and (tokens.min() < 0 or tokens.max() > largest):
+            raise ValueError(f"token ids {tokens.min()}..{tokens.max()} do not fit 0..{largest}")
+        state = self._splits.get(split) or self._open(split)
+        self._write(split, "tokens", tokens)
+        self._write(split, "offsets", state.tokens + np.cumsum(lengths))
+        self._write(split, "labels", labels)
+        state.tokens += len(tokens)
+        state.lengths.append(np.array(lengths))
+        state.labels.update(labels.tolist())
+
+    def _open(self, split: str) -> _SplitFiles:
+        with _writing(self._partial):
+            files = {part: (self._partial / f"{split}.{part}.bin").open("wb", buffering=0) for part in PARTS}
+        self._splits[split] = _SplitFiles(files, {part: hashlib.sha256() for part in PARTS})
+        self._write(split, "offsets", np.zeros(1, np.int64))
+        return self._splits[split]
+
+    def _write(self, split: str, part: str, array: np.ndarray) -> None:
+        data = memoryview(np.ascontiguousarray(array, dtype=self._dtypes[part])).cast("B")
+        state = self._splits[split]
+        state.hashes[part].update(data)
+        with _writing(self.folder):
+            # an unbuffered write may take only a part, on a full disk for one
+            while data:
+                data = data[state.files[part].write(data) :]
+
+    def _finish(self) -> None:
+        manifest = {
+            "format": FORMAT,
+            "task": self.identity.task,
+            "version": self.identity.version,
+            "parameters": self.identity.parameters,
+            "details": self.details,
+            "splits": {name: self._describe(split) for name, split in self._splits.items()},
+        }
+        with _writing(self.folder):
+            (self._partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+            os.rename(self._partial, self.folder)
+
+    def _describe(self, split: _SplitFiles) -> dict[str, Any]:
+        return {
+            **describe(np.concatenate(split.lengths), split.labels),
+            "files": {
+                part: {
+                    "dtype": self._dtypes[part],
+                    "bytes": split.files[part].tell(),
+                    "sha256": split.hashes[part].hexdigest(),
+                }
+                for part in PARTS
+            },
+        }
+
+
+def describe(lengths: np.ndarray, labels: Counter) -> dict[str, Any]:
+    """Counts and quantiles of a split, as the manifest records them."""
+    quantiles = {"min": 0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1}
+    return {
+        "rows": len(lengths),
+        "tokens": int(lengths.sum()),
+        "labels": {str(label): labels[label] for label in sorted(labels)},
+        "lengths": {name: float(np.quantile(lengths, q)) for name, q in quantiles.items()},
+    }
+
+
+def row_hashes(tokens: np.ndarray, lengths: np.ndarray) -> list[bytes]:
+    """128-bit hash of each of the rows that lie end to end in ``tokens``."""
+    data = memoryview(np.ascontiguousarray(tokens)).cast("B")
+    ends = (np.cumsum(lengths) * tokens.itemsize).tolist()
+    return [hashlib.blake2b(data[a:b], digest_size=16).digest() for a, b in zip([0, *ends], ends)]
+
+
+def read(folder: Path, identity: Identity) -> tuple[dict[str, Any], dict[str, Split]]:
+    """The manifest and the splits of ``folder``; ``UserError`` unless it is what ``identity`` says."""
+    if not os.path.isdir(folder):
+        raise UserError(f"{folder} does not exist or may not be read; run `{identity.command}`")
+    try:
+        manifest = _read_manifest(folder / MANIFEST, identity)
+        return manifest, {
+            name: _read_split(folder, name, manifest["splits"][name]["files"]) for name in SPLITS
+        }
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder / MANIFEST}: expected rows and files of {', '.join(SPLITS)}, found none ({error}); "
+            f"delete or move {folder}, then run `{identity.command}`"
+        ) from None
+    except _Broken as error:
+        raise UserError(f"{error}; delete or move {folder}, then run `{identity.command}`") from None
+
+
+class _Broken(Exception):
+    """What is wrong with a prepared folder."""
+
+    def __init__(self, path: Path, expected: object, found: object) -> None:
+        super().__init__(f"{path}: expected {expected}, found {found}")
+
+
+def _read_manifest(path: Path, identity: Identity) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text())
+    except OSError as error:
+        raise _Broken(path, "a manifest", error.strerror) from None
+    except ValueError as error:
+        raise _Broken(path, "JSON", f"text that does not parse ({error})") from None
+    keys = ("format", "task", "version", "parameters", "details", "splits")
+    found = manifest if isinstance(manifest, dict) else {}
+    if found.get("format", FORMAT) != FORMAT:
+        raise _Broken(
+            path, f"format {FORMAT}", f"format {found['format']} of another version of this program"
+        )
+    if missing := [key for key in keys if key not in found]:
+        raise _Broken(path, f"the keys {', '.join(keys)}", f"none of {', '.join(missing)}")
+    for key in ("task", "version", "parameters"):
+        if found[key] != getattr(identity, key):
+            raise _Broken(path, f"{key} {getattr(identity, key)}", found[key])
+    return found
+
+
+def _read_split(folder: Path, name: str, files: dict[str, dict[str, Any]]) -> Split:
+    arrays = {}
+    for part in PARTS:
+        path = folder / f"{name}.{part}.bin"
+        dtype = files[part]["dtype"]
+        _check_bytes(path, files[part]["bytes"], files[part]["sha256"])
+        if dtype not in (TOKEN_DTYPES if part == "tokens" else ("<i8",)):
+            raise _Broken(folder / MANIFEST, f"an integer type for {path.name}", dtype)
+        arrays[part] = np.memmap(path, dtype, "r") if part == "tokens" else np.fromfile(path, dtype)
+    tokens, offsets, labels = (arrays[part] for part in PARTS)
+    if len(offsets) != len(labels) + 1:
+        raise _Broken(
+            folder / f"{name}.offsets.bin", f"{len(labels) + 1} offsets for the labels", len(offsets)
+        )
+    if offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 1).any():
+        raise _Broken(folder / f"{name}.offsets.bin", f"offsets rising from 0 to {len(tokens)}", "others")
+    return Split(tokens, offsets, labels)
+
+
+def _check_bytes(path: Path, size: int, sha256: str) -> None:
+    try:
+        found = path.stat().st_size
+        if found != size:
+            raise _Broken(path, f"{size} bytes", found)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _Broken(path, f"a file of {size} bytes", error.strerror) from None
+    if digest != sha256:
+        raise _Broken(path, f"sha256 {sha256[:12]}...", f"{digest[:12]}...")
