@@ -10,7 +10,7 @@ from attention.base import Mixer, MixerConfig, check_heads, merge_heads, split_h
 
 
 class MultiHead(Mixer):
-    """``W_o attend(W_q x, W_k x, W_v x)`` with bias-free projections, so all such mixers have 4 D^2 parameters."""
+    """``W_o attend(W_q x, W_k x, W_v x)`` without biases, so all such mixers have 4 D^2 parameters."""
 
     def __init__(self, config: MixerConfig, width: int, *, layer: int = 0, num_layers: int = 1) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class MultiHead(Mixer):
     def forward(self, x: torch.Tensor, key_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Mix tokens: ``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
         if key_mask is not None:
-            # padding may hold NaN; here it must go, because the weight gradient of W_q sums over all positions
+            # padding may hold NaN and must go here: the weight gradient of W_q sums over all positions
             x = x.masked_fill(~key_mask[..., None], 0.0)
         q, k, v = (split_heads(part, self.config.num_heads) for part in self.qkv(x).chunk(3, -1))
         return self.out(merge_heads(self.attend(q, k, v, key_mask)))

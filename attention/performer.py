@@ -1,6 +1,6 @@
 """Performer: softmax attention estimated with random features, FAVOR+ (Choromanski et al. 2021).
 
-Shapes: B batch, L sequence length, D model width, H heads, E head width (D = H * E), M rows of the projection.
+Shapes: B batch, L sequence length, D model width, H heads, E head width (D = H * E), M projection rows.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ from attention.multihead import MultiHead
 class Performer(MultiHead):
     """Multi-head FAVOR+ attention. The heads of a layer share one projection, layers have their own.
 
-    A model trained from scratch with its own kernel, not a drop-in for softmax: at unit-variance q and k and the
-    usual M the estimate is further from softmax than the plain mean of v.
+    A model trained from scratch with its own kernel, not a drop-in for softmax: at unit-variance q and k and
+    the usual M the estimate is further from softmax than the plain mean of v.
     """
 
     op = "favor_attention"
@@ -35,11 +35,11 @@ class Performer(MultiHead):
         """Rows M of the projection; 0 means E ln E rounded down, the order that theorem 4 asks for.
         ``hyperbolic`` and ``trig`` make two features of a row."""
         features: str = "positive"
-        """``positive`` | ``hyperbolic`` | ``trig``; trig has negative weights and breaks down at large norms."""
+        """``positive`` | ``hyperbolic`` | ``trig``; trig has negative weights, useless at large norms."""
         projection: str = "orthogonal"
         """``orthogonal`` | ``regularised`` (all rows of norm sqrt E: less variance, biased) | ``iid``."""
         projection_seed: int = 0
-        """The projection depends on this, the layer and the redraw step alone: not on data, device or rank."""
+        """The projection depends on this, the layer and the redraw step: not on data, device or rank."""
         redraw_interval: int = 0
         """Draw a new projection every so many optimiser steps; 0 keeps the first one."""
 
@@ -53,7 +53,7 @@ class Performer(MultiHead):
             if getattr(config, key) < 0:
                 raise ValueError(f"attention.{key}={getattr(config, key)} is negative; 0 takes the default")
         self.layer = layer
-        # a buffer of the state dict: evaluation and a resumed run must use the projection that was trained with
+        # in the state dict: evaluation and a resumed run must use the projection that was trained with
         self.register_buffer("projection", self._draw(step=0, width=width // config.num_heads))
 
     def _draw(self, step: int, width: int) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Performer(MultiHead):
         return orthogonal_projection(num_features, width, kind=self.config.projection, generator=generator)
 
     def redraw(self, step: int) -> None:
-        """Draw the projection of optimiser step ``step`` if it is due; the trainer calls this after each step."""
+        """Draw the projection of optimiser step ``step`` if one is due; called after every step."""
         if self.config.redraw_interval and step % self.config.redraw_interval == 0:
             self.projection.copy_(self._draw(step, self.projection.shape[1]))
 

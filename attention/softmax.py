@@ -1,4 +1,4 @@
-"""Exact softmax attention, materialised (``softmax``) or through FlashAttention (``flash``): the same function.
+"""Exact softmax attention, materialised (``softmax``) or by FlashAttention (``flash``): one function.
 
 Shapes: B batch, L sequence length, D model width, H heads, E head width (D = H * E).
 """

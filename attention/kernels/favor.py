@@ -1,18 +1,20 @@
-"""FAVOR+: softmax attention through random features (Choromanski et al. 2021, "Rethinking Attention with Performers").
+"""FAVOR+: softmax attention through random features ("Performers", Choromanski et al. 2021).
 
-Shapes: B batch, H heads, L sequence length, E head width, M rows of the projection, F features, q and k
-``(B, H, L, E)``, v ``(B, H, L, Ev)``, projection W ``(M, E)``, key_mask bool ``(B, L)`` with True = real token.
+Shapes: B batch, H heads, L sequence length, E head width, M rows of the projection, F features,
+q and k ``(B, H, L, E)``, v ``(B, H, L, Ev)``, projection W ``(M, E)``, key_mask bool ``(B, L)`` with
+True = real token.
 
-With ``x' = x E^(-1/4)``, so that ``q'.k' = q.k / sqrt(E)``, all three are unbiased, ``E[phi(q).phi(k)] = exp(q'.k')``:
+With ``x' = x E^(-1/4)``, so that ``q'.k' = q.k / sqrt(E)``, and rows ``w_r ~ N(0, I)`` all three are unbiased,
+``E[phi(q).phi(k)] = exp(q'.k')``:
 
-    positive    phi(x) = M^(-1/2)  exp(w_r.x' - |x'|^2 / 2)                                    F = M    lemma 1
-    hyperbolic  phi(x) = (2M)^(-1/2) exp(-|x'|^2 / 2) [exp(w_r.x'), exp(-w_r.x')]              F = 2M   lemma 1
-    trig        phi(x) = M^(-1/2)  exp(|x'|^2 / 2) [cos(w_r.x'), sin(w_r.x')]                  F = 2M   equation 8
+    positive    phi(x) = M^(-1/2) exp(w_r.x' - |x'|^2 / 2)                            F = M     lemma 1
+    hyperbolic  phi(x) = (2M)^(-1/2) exp(-|x'|^2 / 2) [exp(w_r.x'), exp(-w_r.x')]     F = 2M    lemma 1
+    trig        phi(x) = M^(-1/2) exp(|x'|^2 / 2) [cos(w_r.x'), sin(w_r.x')]          F = 2M    section 2.3
 
     out_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)         j over visible keys
 
-No epsilon is added to the features: next to features of large inputs even 1e-6 turns attention into a plain mean
-of v. Factors that cancel in the ratio are chosen instead so that exponents neither over- nor underflow.
+No epsilon is added to the features: large inputs make features so small that even 1e-6 turns attention into
+a plain mean of v. Factors that cancel in the ratio keep exponents from over- and underflow instead.
 """
 
 import torch
@@ -62,9 +64,9 @@ def orthogonal_projection(
 ) -> torch.Tensor:
     """Draw W ``(num_features, width)`` on the CPU, the same for every dtype.
 
-    ``orthogonal``: independent Haar blocks, each row scaled by its own chi(width) norm, so that a single row is
-    distributed as N(0, I) and the features stay unbiased. ``regularised``: all norms sqrt(width), lower variance
-    but biased. ``iid``: N(0, I) rows.
+    ``orthogonal``: independent Haar blocks, each row scaled by its own chi(width) norm, so that a single row
+    is distributed as N(0, I) and the features stay unbiased. ``regularised``: all norms sqrt(width), lower
+    variance but biased. ``iid``: N(0, I) rows.
     """
     if kind not in PROJECTIONS:
         raise ValueError(f"attention.projection={kind!r} is unknown; choose {' | '.join(PROJECTIONS)}")
@@ -94,8 +96,8 @@ def _reference(
 ) -> torch.Tensor:
     """All features and, when causal, the L x L weights, materialised in float64.
 
-    float64 spans e^-700 to e^700: enough to tell apart keys whose ``|k'|^2 / 2`` differ by some hundreds without
-    any rescaling on the way.
+    float64 spans e^-700 to e^700: enough to tell apart keys whose ``|k'|^2 / 2`` differ by some hundreds
+    without any rescaling on the way.
     """
     scale = q.shape[-1] ** -0.25
     queries, keys, rows = q.double() * scale, k.double() * scale, projection.double()
@@ -136,7 +138,7 @@ def _features(
 
 
 def _finite_max(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    """Maximum over ``dims``, a constant for the gradient because it cancels; finite even if all x are -inf."""
+    """Maximum over ``dims``, constant for the gradient as it cancels; finite even if all x are -inf."""
     return x.detach().amax(dims, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
 
 

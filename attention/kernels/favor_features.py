@@ -1,10 +1,10 @@
 """Feature maps of the chunked FAVOR+ kernel, with their gradients; formulas in ``attention.kernels.favor``.
 
-Shapes: N = B * H, T positions of one chunk, E head width, F features, q and k ``(N, T, E)``, hidden ``(N, T, 1)``
-bool with True = padding, top ``(N, 1, F)`` or ``(N, 1, 1)``.
+Shapes: N = B * H, T positions of one chunk, E head width, F features, q and k ``(N, T, E)``, hidden bool
+``(N, T, 1)`` with True = padding, top ``(N, 1, F)`` or ``(N, 1, 1)``.
 
-``top`` is the stabiliser: the running maximum of the exponents of the visible keys. Key features are relative to
-it and at most 1. It is finite also before the first visible key, when every exponent is -inf.
+``top`` is the stabiliser: the running maximum of the exponents of the visible keys. Key features are relative
+to it, so at most 1. It is finite also before the first visible key, when every exponent is -inf.
 """
 
 import torch
@@ -15,9 +15,9 @@ Hidden = torch.Tensor | None
 class Positive:
     """``exp(w_r.x' - |x'|^2/2)``; with the rows ``[W, -W]`` the hyperbolic features.
 
-    The maximum is taken per feature, not over all of them: ``S_r = sum_j exp(a_jr - top_r) v_j`` then has a term
-    of weight 1 for every r, so a query, whose largest ``exp(w_r.q' + top_r)`` is scaled to 1, has a denominator
-    of at least 1 whatever the norms are.
+    The maximum is taken per feature, not over all of them: ``S_r = sum_j exp(a_jr - top_r) v_j`` then has a
+    term of weight 1 for every r, so a query, whose largest ``exp(w_r.q' + top_r)`` is scaled to 1, has a
+    denominator of at least 1 whatever the norms are.
     """
 
     always_exact = False
@@ -67,7 +67,7 @@ class Positive:
     def exact(
         self, q: torch.Tensor, k: torch.Tensor, hidden: Hidden, top: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Query features for the carried state ``(N, T, F)`` and causal weights in the chunk ``(N, T, T)``.
+        """Query features for the state ``(N, T, F)`` and causal weights within the chunk ``(N, T, T)``.
 
         Row i is scaled by what i itself sees, so that no later key of the chunk, however much larger its
         features, makes it underflow. Costs T times the exponentials; differentiable by autograd.
@@ -138,7 +138,7 @@ class Trig:
     def exact(
         self, q: torch.Tensor, k: torch.Tensor, hidden: Hidden, top: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Query features for the carried state ``(N, T, F)`` and causal weights in the chunk ``(N, T, T)``."""
+        """Query features for the state ``(N, T, F)`` and causal weights within the chunk ``(N, T, T)``."""
         waves_q = self._waves(q)
         weights = waves_q @ self._waves(k).transpose(1, 2)
         logits = self._exponents(k, None).transpose(1, 2).expand_as(weights)

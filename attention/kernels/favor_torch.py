@@ -1,10 +1,11 @@
-"""FAVOR+ in chunks over the length, forward and backward, without ever holding the features of a whole sequence.
+"""FAVOR+ in chunks over the length: the features of a whole sequence are never held.
 
 Shapes: N = B * H, L sequence length, T chunk length, E head width, F features; q and k ``(N, L, E)``, values
 ``(N, T, Ev + 1)`` whose last column of ones sums to the denominator, state ``(N, F, Ev + 1)``.
 
-Autograd would keep about eight ``(N, L, F)`` tensors. Here the forward pass keeps the inputs, the output and the
-state, and the backward pass computes the features of a chunk again; a chunk fits the cache, which pays for it.
+Autograd would keep several ``(N, L, F)`` tensors. Here the forward pass keeps the inputs, the output and the
+state, and the backward pass computes the features of a chunk again; a chunk fits the cache, which pays for
+the arithmetic.
 
 With ``o_i = phi(q_i) S``, numerator and denominator side by side, and ``g`` the gradient of the output:
 ``do = [g, -g.out] / den``, ``dphi(q) = do S^T``, ``dS = phi(q)^T do``, ``dphi(k) = values dS^T``,
@@ -167,7 +168,7 @@ class _Bidirectional(torch.autograd.Function):
 
 
 class _Causal(torch.autograd.Function):
-    """Prefix sums: a chunk sees the state of what came before and, through lower-triangular weights, itself."""
+    """Prefix sums: a chunk sees the state of what came before and, by lower-triangular weights, itself."""
 
     @staticmethod
     def forward(

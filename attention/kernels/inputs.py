@@ -37,8 +37,8 @@ def zero_hidden(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Zero k and v where ``key_mask`` is False.
 
-    A zero weight is not enough: 0 * NaN = NaN and 0 * inf = NaN, so what padding holds must be gone before any
-    product. ``masked_fill`` also returns exact zeros as the gradient of what it overwrote.
+    A zero weight is not enough: 0 * NaN = NaN and 0 * inf = NaN, so what padding holds must be gone before
+    any product. ``masked_fill`` also returns exact zeros as the gradient of what it overwrote.
     """
     hidden = ~key_mask[:, None, :, None]
     return k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)

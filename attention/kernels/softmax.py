@@ -50,7 +50,7 @@ def _reference(
 def _hidden_pairs(
     key_mask: torch.Tensor | None, causal: bool, length: int, device: torch.device
 ) -> torch.Tensor | None:
-    """True where query i must not see key j; broadcasts to ``(B, H, L, L)``; None when every pair is visible."""
+    """True where query i must not see key j, broadcasts to ``(B, H, L, L)``; None if it sees all."""
     hidden = None if key_mask is None else ~key_mask[:, None, None, :]
     if causal:
         future = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
@@ -63,8 +63,8 @@ def _flash(
 ) -> torch.Tensor:
     """SDPA pinned to FlashAttention: O(L) memory.
 
-    The mask stays in its broadcast form ``(B, 1, 1, L)``; expanded to L x L it would cost what flash saves. The
-    CPU kernel applies mask and ``is_causal`` together; a row that sees no key gives zeros.
+    The mask stays in its broadcast form ``(B, 1, 1, L)``; expanded to L x L it would cost what flash saves.
+    The CPU kernel applies mask and ``is_causal`` together; a row that sees no key gives zeros.
     """
     mask = None if key_mask is None else key_mask[:, None, None, :]
     return _pinned(SDPBackend.FLASH_ATTENTION, q, k, v, mask, causal)
@@ -83,7 +83,7 @@ def _flash_refuses(q: torch.Tensor, *_: object, key_mask: torch.Tensor | None, *
 def _efficient(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, key_mask: torch.Tensor | None, causal: bool
 ) -> torch.Tensor:
-    """SDPA pinned to the memory-efficient CUDA kernel, which takes masks but not together with ``is_causal``."""
+    """SDPA pinned to the memory-efficient CUDA kernel, which takes a mask or ``is_causal``, not both."""
     if key_mask is None:
         return _pinned(SDPBackend.EFFICIENT_ATTENTION, q, k, v, None, causal)
     visible = ~_hidden_pairs(key_mask, causal, q.shape[2], q.device)  # (B, 1, 1 or L, L)
@@ -106,8 +106,8 @@ def _pinned(
     """SDPA that runs ``backend`` or raises ``ValueError``.
 
     Unpinned, SDPA leaves for the L x L form without a word when the head widths of q and v differ or a last
-    dimension is not contiguous. Zero columns change neither scores nor the kept outputs, so widths are padded,
-    and the scale is given because it belongs to the width before padding.
+    dimension is not contiguous. Zero columns change neither scores nor the kept outputs, so widths are
+    padded, and the scale is given because it belongs to the width before padding.
     """
     head_width, value_width = q.shape[-1], v.shape[-1]
     width = max(head_width, value_width)
