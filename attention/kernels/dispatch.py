@@ -72,8 +72,9 @@ def call(op: str, kernel: str, device: torch.device, *args: object, **kwargs: ob
         else:
             reason = f"it runs on {', '.join(candidate.devices)} only"
         if reason is None:
+            result = candidate.run(*args, **kwargs)
             setattr(_used, op, candidate.name)
-            return candidate.run(*args, **kwargs)
+            return result
     raise ValueError(
         f"kernel {kernel!r} of {op} cannot run on {device.type}: {reason}; "
         f"attention.kernel=auto takes the best of {', '.join(available(op, device.type))}"

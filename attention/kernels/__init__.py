@@ -1,0 +1,8 @@
+"""Attention ops without parameters: one function an op, several kernels behind it."""
+
+from attention.kernels.dispatch import available, last_used
+from attention.kernels.favor import favor_attention
+from attention.kernels.linear import linear_attention
+from attention.kernels.softmax import softmax_attention
+
+__all__ = ["available", "favor_attention", "last_used", "linear_attention", "softmax_attention"]

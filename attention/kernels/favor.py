@@ -1,0 +1,153 @@
+"""FAVOR+: softmax attention through random features ("Performers", Choromanski et al. 2021).
+
+Shapes: B batch, H heads, L sequence length, E head width, M rows of the projection, F features,
+q and k ``(B, H, L, E)``, v ``(B, H, L, Ev)``, projection W ``(M, E)``, key_mask bool ``(B, L)`` with
+True = real token.
+
+With ``x' = x E^(-1/4)``, so that ``q'.k' = q.k / sqrt(E)``, and rows ``w_r ~ N(0, I)`` all three are unbiased,
+``E[phi(q).phi(k)] = exp(q'.k')``:
+
+    positive    phi(x) = M^(-1/2) exp(w_r.x' - |x'|^2 / 2)                            F = M     lemma 1
+    hyperbolic  phi(x) = (2M)^(-1/2) exp(-|x'|^2 / 2) [exp(w_r.x'), exp(-w_r.x')]     F = 2M    lemma 1
+    trig        phi(x) = M^(-1/2) exp(|x'|^2 / 2) [cos(w_r.x'), sin(w_r.x')]          F = 2M    section 2.3
+
+    out_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)         j over visible keys
+
+No epsilon is added to the features: large inputs make features so small that even 1e-6 turns attention into
+a plain mean of v. Factors that cancel in the ratio keep exponents from over- and underflow instead.
+"""
+
+import torch
+from torch.nn import functional
+
+from attention.kernels import dispatch
+from attention.kernels.favor_torch import FEATURES, chunked
+from attention.kernels.inputs import check_qkv, zero_hidden
+
+OP = "favor_attention"
+PROJECTIONS = ("orthogonal", "regularised", "iid")
+
+
+def favor_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    projection: torch.Tensor,
+    *,
+    features: str = "positive",
+    key_mask: torch.Tensor | None = None,
+    causal: bool = False,
+    kernel: str = "auto",
+) -> torch.Tensor:
+    """FAVOR+ attention: ``(B, H, L, Ev)``; a query that sees no key gives zeros and gets zero gradients."""
+    check_qkv(q, k, v, key_mask, OP)
+    if features not in FEATURES:
+        raise ValueError(f"attention.features={features!r} is unknown; choose {' | '.join(FEATURES)}")
+    if projection.dim() != 2 or projection.shape[1] != q.shape[-1] or not projection.shape[0]:
+        raise ValueError(f"{OP}: projection must be (M, {q.shape[-1]}); got {tuple(projection.shape)}")
+    if key_mask is not None:
+        k, v = zero_hidden(k, v, key_mask)
+    # autocast would round the exponents to bf16
+    with torch.autocast(q.device.type, enabled=False):
+        return dispatch.call(
+            OP, kernel, q.device, q, k, v, projection, features=features, key_mask=key_mask, causal=causal
+        )
+
+
+def orthogonal_projection(
+    num_features: int,
+    width: int,
+    *,
+    kind: str = "orthogonal",
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Draw W ``(num_features, width)`` on the CPU, the same for every dtype.
+
+    ``orthogonal``: independent Haar blocks, each row scaled by its own chi(width) norm, so that a single row
+    is distributed as N(0, I) and the features stay unbiased. ``regularised``: all norms sqrt(width), lower
+    variance but biased. ``iid``: N(0, I) rows.
+    """
+    if kind not in PROJECTIONS:
+        raise ValueError(f"attention.projection={kind!r} is unknown; choose {' | '.join(PROJECTIONS)}")
+    gaussian = torch.randn(num_features, width, generator=generator, dtype=torch.float64)
+    if kind == "iid":
+        return gaussian.to(dtype)
+    num_blocks = -(-num_features // width)
+    blocks = torch.randn(num_blocks, width, width, generator=generator, dtype=torch.float64)
+    orthogonal, triangular = torch.linalg.qr(blocks)
+    # QR is unique, and its Q Haar distributed, once the diagonal of R is positive (Mezzadri 2007)
+    orthogonal = orthogonal * triangular.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
+    # each block's own rows are orthogonal, blocks are independent of each other
+    rows = orthogonal.flatten(0, 1)[:num_features]
+    norms = gaussian.norm(dim=1, keepdim=True) if kind == "orthogonal" else width**0.5
+    return (rows * norms).to(dtype)
+
+
+def _reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    projection: torch.Tensor,
+    *,
+    features: str,
+    key_mask: torch.Tensor | None,
+    causal: bool,
+) -> torch.Tensor:
+    """All features and, when causal, the L x L weights, materialised in float64.
+
+    float64 spans e^-700 to e^700: enough to tell apart keys whose ``|k'|^2 / 2`` differ by some hundreds
+    without any rescaling on the way.
+    """
+    scale = q.shape[-1] ** -0.25
+    queries, keys, rows = q.double() * scale, k.double() * scale, projection.double()
+    phi_q, phi_k = _features(queries, keys, rows, features, key_mask)
+    values = functional.pad(v.double(), (0, 1), value=1.0)  # its last column sums to the denominator
+    if causal:
+        sums = (phi_q @ phi_k.transpose(-1, -2)).tril() @ values
+    else:
+        sums = phi_q @ (phi_k.transpose(-1, -2) @ values)
+    numerator, denominator = sums[..., :-1], sums[..., -1:]
+    empty = denominator == 0
+    return (numerator / denominator.masked_fill(empty, 1.0)).masked_fill(empty, 0.0).to(v.dtype)
+
+
+def _features(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    rows: torch.Tensor,
+    features: str,
+    key_mask: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(B, H, L, F)`` features of queries and keys, up to factors that cancel in the ratio."""
+    hidden = None if key_mask is None else ~key_mask[:, None, :, None]
+    half_norm = keys.square().sum(-1, keepdim=True) / 2
+    if features == "trig":
+        log_k = half_norm if hidden is None else half_norm.masked_fill(hidden, -torch.inf)
+        projected_q, projected_k = queries @ rows.T, keys @ rows.T
+        phi_q = torch.cat([projected_q.cos(), projected_q.sin()], -1)
+        phi_k = torch.cat([projected_k.cos(), projected_k.sin()], -1)
+        return phi_q, phi_k * (log_k - _finite_max(log_k, (-2,))).exp()
+    if features == "hyperbolic":
+        rows = torch.cat([rows, -rows])
+    log_q = queries @ rows.T  # |q'|^2 / 2 is one factor for the whole row i and cancels
+    log_k = keys @ rows.T - half_norm
+    if hidden is not None:
+        log_k = log_k.masked_fill(hidden, -torch.inf)
+    return (log_q - _finite_max(log_q, (-1,))).exp(), (log_k - _finite_max(log_k, (-1, -2))).exp()
+
+
+def _finite_max(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """Maximum over ``dims``, constant for the gradient as it cancels; finite even if all x are -inf."""
+    return x.detach().amax(dims, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
+
+
+def _torch_refuses(*args: torch.Tensor, **_: object) -> str | None:
+    if args[3].requires_grad:
+        return "it gives the projection no gradient; use attention.kernel=reference or projection.detach()"
+    return None
+
+
+dispatch.register(
+    OP, [dispatch.Kernel("torch", chunked, refuses=_torch_refuses), dispatch.Kernel("reference", _reference)]
+)

@@ -1,0 +1,49 @@
+"""What every attention kernel does to its inputs before the arithmetic.
+
+Shapes: B batch, H heads, L sequence length, E head width, q and k ``(B, H, L, E)``, v ``(B, H, L, Ev)``.
+"""
+
+import torch
+
+
+def check_qkv(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None, op: str
+) -> None:
+    """Raise ``ValueError`` unless q, k, v ``(B, H, L, E)`` and the bool key mask ``(B, L)`` fit together."""
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError(
+            f"{op}: q, k, v must be (B, H, L, E); got {q.dim()}, {k.dim()} and {v.dim()} dimensions"
+        )
+    if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"{op}: q and k must have one shape (B, H, L, E) and v the same B, H, L; "
+            f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        )
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise ValueError(
+            f"{op}: q, k, v must share a floating point dtype; got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    if key_mask is None:
+        return
+    if key_mask.dtype != torch.bool or key_mask.shape != (q.shape[0], q.shape[2]):
+        raise ValueError(
+            f"{op}: key_mask must be bool {(q.shape[0], q.shape[2])} with True = real token; "
+            f"got {key_mask.dtype} {tuple(key_mask.shape)}"
+        )
+
+
+def zero_hidden(
+    k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zero k and v where ``key_mask`` is False.
+
+    A zero weight is not enough: 0 * NaN = NaN and 0 * inf = NaN, so what padding holds must be gone before
+    any product. ``masked_fill`` also returns exact zeros as the gradient of what it overwrote.
+    """
+    hidden = ~key_mask[:, None, :, None]
+    return k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of exponents and sums: at least fp32, because bf16 exponents alone cost 4 % of the output."""
+    return torch.promote_types(dtype, torch.float32)

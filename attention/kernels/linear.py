@@ -1,0 +1,87 @@
+"""Linear attention with ``phi(x) = elu(x) + 1`` (Katharopoulos et al. 2020, equations 5, 7 and 9).
+
+Shapes: B batch, H heads, L sequence length, E head width, q and k ``(B, H, L, E)``, v ``(B, H, L, Ev)``,
+T chunk length, C = ceil(L / T) chunks, key_mask bool ``(B, L)`` with True = real token.
+
+    out_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)         j over visible keys
+"""
+
+import torch
+from torch.nn import functional
+
+from attention.kernels import dispatch
+from attention.kernels.inputs import accumulation_dtype, check_qkv, zero_hidden
+
+OP = "linear_attention"
+CHUNK = 64
+"""T of the causal form: per token it holds T scores and E Ev / T numbers of state, equal near T = E."""
+
+
+def linear_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    key_mask: torch.Tensor | None = None,
+    causal: bool = False,
+    kernel: str = "auto",
+) -> torch.Tensor:
+    """Linear attention: ``(B, H, L, Ev)``; a query that sees no key gives zeros and gets zero gradients."""
+    check_qkv(q, k, v, key_mask, OP)
+    if key_mask is not None:
+        k, v = zero_hidden(k, v, key_mask)
+    with torch.autocast(q.device.type, enabled=False):
+        dtype = accumulation_dtype(q.dtype)
+        phi_q, phi_k = _phi(q.to(dtype)), _phi(k.to(dtype))
+        if key_mask is not None:
+            # phi(0) = 1, so a hidden key must leave the denominator here
+            phi_k = phi_k.masked_fill(~key_mask[:, None, :, None], 0.0)
+        # the column of ones makes the denominator the last column of the same sums
+        values = functional.pad(v.to(dtype), (0, 1), value=1.0)
+        sums = dispatch.call(OP, kernel, q.device, phi_q, phi_k, values, causal=causal)
+        return _divide(sums).to(v.dtype)
+
+
+def _phi(x: torch.Tensor) -> torch.Tensor:
+    """``elu(x) + 1`` as ``exp(min(x, 0)) + max(x, 0)``: elu rounds e^x - 1 to -1 below x = -17."""
+    return x.clamp(max=0.0).exp() + x.relu()
+
+
+def _divide(sums: torch.Tensor) -> torch.Tensor:
+    """Numerator over denominator, the last column; zeros where no key was visible."""
+    numerator, denominator = sums[..., :-1], sums[..., -1:]
+    empty = denominator == 0
+    return (numerator / denominator.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
+
+
+def _reference(
+    phi_q: torch.Tensor, phi_k: torch.Tensor, values: torch.Tensor, *, causal: bool
+) -> torch.Tensor:
+    """The L x L weights, materialised."""
+    weights = phi_q @ phi_k.transpose(-1, -2)
+    if causal:
+        weights = weights.tril()
+    return weights @ values
+
+
+def _torch(phi_q: torch.Tensor, phi_k: torch.Tensor, values: torch.Tensor, *, causal: bool) -> torch.Tensor:
+    """Keys and values first, ``phi(q) (phi(k)^T v)``: linear in L."""
+    if not causal:
+        return phi_q @ (phi_k.transpose(-1, -2) @ values)
+    length = phi_q.shape[2]
+    phi_q, phi_k, values = (_chunks(x) for x in (phi_q, phi_k, values))
+    state = phi_k.transpose(-1, -2) @ values  # (B, H, C, E, Ev + 1)
+    # what a chunk carries in is the sum over earlier chunks only
+    carried = functional.pad(state[:, :, :-1].cumsum(2), (0, 0, 0, 0, 1, 0))
+    within = (phi_q @ phi_k.transpose(-1, -2)).tril()
+    sums = phi_q @ carried + within @ values
+    return sums.flatten(2, 3)[:, :, :length]
+
+
+def _chunks(x: torch.Tensor) -> torch.Tensor:
+    """``(B, H, L, E) -> (B, H, C, T, E)``; zero rows fill the last chunk and add nothing to any sum."""
+    chunk = min(CHUNK, x.shape[2])
+    return functional.pad(x, (0, 0, 0, -x.shape[2] % chunk)).unflatten(2, (-1, chunk))
+
+
+dispatch.register(OP, [dispatch.Kernel("torch", _torch), dispatch.Kernel("reference", _reference)])
