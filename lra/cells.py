@@ -41,7 +41,7 @@ class Column:
 
 @dataclass
 class Cell:
-    """A backend in a column: its scored runs (ok or stuck) summarised, the others counted. Shares in [0, 1]."""
+    """A backend in a column: scored runs (ok or stuck) summarised, the others counted. Shares in [0, 1]."""
 
     backend: str
     column: Column
@@ -89,7 +89,7 @@ class Section:
     """Columns of one block that are shown, and averaged, together."""
 
     block: str
-    """Protocol that the columns belong to, with hash and task version where the preset alone is not enough."""
+    """Protocol of the columns, with hash and task version where the preset alone is not enough."""
     title: str
     columns: list[Column]
     cells: dict[tuple[str, Column], Cell]
@@ -106,7 +106,7 @@ class Section:
 
     @property
     def averaged(self) -> list[Column]:
-        """The columns of the average: run by every backend, Path-X left out as LRA does, and more than one."""
+        """The columns of the average: run by every backend, Path-X left out as in LRA, at least two."""
         columns = [
             column
             for column in self.columns
@@ -116,7 +116,7 @@ class Section:
         return columns if len(columns) > 1 else []
 
     def average(self, backend: str) -> float | None:
-        """Mean accuracy over ``averaged``; ``None`` where a cell has no accuracy: a failure is never a number."""
+        """Mean accuracy over ``averaged``; ``None`` where a cell has none: a failure is not a number."""
         cells = [self.get(backend, column) for column in self.averaged]
         values = [cell.accuracy for cell in cells if cell and cell.accuracy is not None]
         return sum(values) / len(values) if values and len(values) == len(cells) else None

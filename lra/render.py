@@ -60,8 +60,13 @@ def _tex(text: str) -> str:
 
 def _latex(parts: list[Part]) -> str:
     """A standalone document; a table can be copied out of it wherever booktabs is loaded."""
-    lines = [r"\documentclass{article}", r"\usepackage{booktabs}", r"\usepackage[margin=2cm,landscape]{geometry}",
-             r"\setlength{\parindent}{0pt}", r"\begin{document}"]  # fmt: skip
+    lines = [
+        r"\documentclass{article}",
+        r"\usepackage{booktabs}",
+        r"\usepackage[margin=2cm,landscape]{geometry}",
+        r"\setlength{\parindent}{0pt}",
+        r"\begin{document}",
+    ]
     for part in parts:
         if isinstance(part, Heading):
             lines += ["", rf"\section*{{{_tex(part.text)}}}"]

@@ -109,8 +109,10 @@ def _settings(section: Section) -> Table:
     rows = []
     for column in section.columns:
         cells = section.of(column)
-        rows.append([column.label, column.regime, column.protocol_hash, column.task_version,
-                     _join(s for c in cells for s in c.steps), _join(b for c in cells for b in c.batch_sizes)])  # fmt: skip
+        steps = _join(count for cell in cells for count in cell.steps)
+        batch = _join(size for cell in cells for size in cell.batch_sizes)
+        words = [column.label, column.regime, column.protocol_hash, column.task_version]
+        rows.append([*words, steps, batch])
     header = ["column", "regime", "protocol hash", "task version", "steps", "batch"]
     return Table("Protocol of each column", header, rows, frozenset({0, 1, 2, 3}))
 
@@ -138,8 +140,8 @@ def _notes(section: Section) -> list[str]:
     if section.averaged:
         names = ", ".join(column.label for column in section.averaged)
         notes.append(
-            f"Average: over {names}, the columns that every backend here has run (Path-X never counts, as in LRA); "
-            "blank where a cell has no accuracy, for a failure is not 50 %."
+            f"Average: over {names}, the columns that every backend here has run (Path-X never counts, as "
+            "in LRA); blank where a cell has no accuracy, for a failure is not 50 %."
         )
     notes.append(
         "Time is data plus compute, mean over seeds; tokens/s and × softmax are medians of the real tokens; "
@@ -198,7 +200,7 @@ def _published(cells: list[Cell], published: list[dict[str, str]]) -> list[Part]
     parts: list[Part] = [Heading("Published numbers, other protocols; for orientation only")]
     if rows:
         names = ["path-x" if at == PATH_X else at[0] for at in native]
-        caption = f"Test accuracy, %, at LRA's own lengths ({', '.join(f'{t} {n}' for t, n in native)})"
+        caption = "Test accuracy, %, at LRA's own lengths"
         parts.append(Table(caption, ["model", "source", *names], rows, frozenset({0, 1})))
     return [*parts, Notes(notes)] if notes else []
 

@@ -36,7 +36,7 @@ class Accounts:
 
 @dataclass
 class ResultRow:
-    """Everything the table needs, with its provenance. Unknown is ``None``, never 0. Accuracies are in [0, 1]."""
+    """Everything the table needs, with its provenance. Unknown is ``None``, never 0; accuracies are shares."""
 
     run_id: str
     status: str
@@ -180,7 +180,7 @@ def _build(kind: type, raw: object, where: str = "") -> Any:  # noqa: ANN401
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401
-    """Whether a parsed JSON value is of the declared type; an int passes as float, a bool never as a number."""
+    """Whether a parsed JSON value is of the declared type; an int passes as float, a bool never."""
     if get_origin(hint) is types.UnionType:
         return any(_fits(value, option) for option in get_args(hint))
     if get_origin(hint) is list:

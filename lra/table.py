@@ -67,7 +67,7 @@ def read_published(path: Path = PUBLISHED) -> list[dict[str, str]]:
 
 
 def load_rows(runs_dir: Path) -> list[ResultRow]:
-    """The readable rows below ``runs_dir``; ``UserError`` if there is none, saying which command makes runs."""
+    """The readable rows below ``runs_dir``; without any, ``UserError`` says which command makes runs."""
     fix = "make runs with `lra train` or `lra sweep`, or name their folder with --runs"
     if not runs_dir.is_dir():
         raise UserError(f"--runs {runs_dir} is not a folder; {fix}")
@@ -167,8 +167,14 @@ def _cell(backend: str, column: Column, runs: pd.DataFrame) -> Cell:
     return cell
 
 
-FIGURES = {"train_seconds": "mean", "evaluation_seconds": "mean", "compile_seconds": "mean", "step_ms": "median",
-           "tokens_per_second": "median", "peak_memory_bytes": "max"}  # fmt: skip
+FIGURES = {
+    "train_seconds": "mean",
+    "evaluation_seconds": "mean",
+    "compile_seconds": "mean",
+    "step_ms": "median",
+    "tokens_per_second": "median",
+    "peak_memory_bytes": "max",
+}
 """How a figure of several seeds becomes one."""
 
 
