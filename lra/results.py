@@ -4,9 +4,12 @@ import json
 import logging
 import os
 import tempfile
+import types
 from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "failed", "oom", "stuck", "interrupted")
@@ -25,10 +28,15 @@ class Accounts:
     logging: float | None = None
     compile: float | None = None
 
+    @property
+    def training(self) -> float | None:
+        """Data plus compute: what training costs, without evaluation, logging and compilation."""
+        return None if self.compute is None else self.compute + (self.data or 0.0)
+
 
 @dataclass
 class ResultRow:
-    """Everything the table needs, with its provenance. Unknown is ``None``, never 0. Accuracies are in [0, 1]."""
+    """Everything the table needs, with its provenance. Unknown is ``None``, never 0; accuracies are shares."""
 
     run_id: str
     status: str
@@ -44,6 +52,8 @@ class ResultRow:
     protocol: str
     """Name of the preset that the protocol started from."""
     schema: int = SCHEMA_VERSION
+    attention_hash: str | None = None
+    """Hash of the resolved attention options: seeds are averaged only where it is equal."""
     error: str | None = None
     task_version: str | None = None
 
@@ -100,13 +110,13 @@ class ResultRow:
             raise ValueError(f"schema is {self.schema}, this version reads {SCHEMA_VERSION}")
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write ``text`` so that a reader, or a crash, sees the old file or the new one and never a part."""
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write ``content`` so that a reader, or a crash, sees the old file or the new one and never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
@@ -124,27 +134,12 @@ def save(row: ResultRow, run_dir: Path) -> None:
 def load(path: Path) -> ResultRow:
     """Read one ``result.json``; ``ValueError`` says what is wrong with it."""
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"is not valid JSON ({error})") from None
-    if not isinstance(raw, dict):
-        raise ValueError(f"holds a {type(raw).__name__}, expected an object")
-    known = {f.name: f for f in fields(ResultRow)}
-    unknown = sorted(set(raw) - set(known))
-    if unknown:
-        raise ValueError(f"has unknown keys {', '.join(unknown)}")
-    required = {name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING}
-    missing = sorted(required - set(raw))
-    if missing:
-        raise ValueError(f"lacks the keys {', '.join(missing)}")
-    for name in ("validation_accuracy", "test_accuracy", "majority_baseline"):
-        value = raw.get(name)
-        if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
-            raise ValueError(f"{name} is {value!r}, expected a number in [0, 1] or null")
-    seconds = raw.get("seconds", {})
-    if not isinstance(seconds, dict) or set(seconds) - {f.name for f in fields(Accounts)}:
-        raise ValueError(f"seconds is {seconds!r}, expected the accounts {[f.name for f in fields(Accounts)]}")
-    return ResultRow(**{**raw, "seconds": Accounts(**seconds)})
+    row = _build(ResultRow, raw)
+    _check_ranges(row)
+    return row
 
 
 def load_all(runs_dir: Path) -> Iterator[ResultRow]:
@@ -152,5 +147,71 @@ def load_all(runs_dir: Path) -> Iterator[ResultRow]:
     for path in sorted(runs_dir.glob(f"[!.]*/{RESULT_FILE}")):
         try:
             yield load(path)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             log.warning("skipped %s: it %s", path, error)
+
+
+def finished_at(row: ResultRow) -> datetime:
+    """When the run ended, UTC where no zone is given; the beginning of time where it is unknown."""
+    if row.finished is None:
+        return datetime.min.replace(tzinfo=UTC)
+    time = datetime.fromisoformat(row.finished)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"holds {name}, expected a finite number or null")
+
+
+def _build(kind: type, raw: object, where: str = "") -> Any:  # noqa: ANN401
+    """A dataclass from parsed JSON, every key known, none missing, every value of its declared type."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"holds a {type(raw).__name__} {where}".rstrip() + ", expected an object")
+    hints = get_type_hints(kind)
+    unknown = sorted(set(raw) - set(hints))
+    if unknown:
+        raise ValueError(f"has unknown keys {', '.join(where + name for name in unknown)}")
+    required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+    missing = sorted(required - set(raw))
+    if missing:
+        raise ValueError(f"lacks the keys {', '.join(where + name for name in missing)}")
+    values = dict(raw)
+    for name, value in raw.items():
+        if hints[name] is Accounts:
+            values[name] = _build(Accounts, value, f"{name}.")
+        elif not _fits(value, hints[name]):
+            expected = getattr(hints[name], "__name__", str(hints[name]))
+            raise ValueError(f"has {where}{name} = {value!r}, expected {expected}")
+    return kind(**values)
+
+
+def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401
+    """Whether a parsed JSON value is of the declared type; an int passes as float, a bool never."""
+    if get_origin(hint) is types.UnionType:
+        return any(_fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _check_ranges(row: ResultRow) -> None:
+    """Refuse what no run can have measured: a share outside [0, 1], a negative amount, an unreadable time."""
+    shares = ("validation_accuracy", "test_accuracy", "majority_baseline", "padded_share")
+    for name in shares:
+        value = getattr(row, name)
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"has {name} = {value!r}, expected a number in [0, 1] or null")
+    amounts = {**asdict(row), **{f"seconds.{name}": value for name, value in asdict(row.seconds).items()}}
+    for name, value in amounts.items():
+        if name != "seed" and isinstance(value, int | float) and value < 0:
+            raise ValueError(f"has {name} = {value!r}, expected no negative number")
+    for name in ("test_interval", "step_ms_quartiles"):
+        value = getattr(row, name)
+        if value is not None and (len(value) != 2 or value[0] > value[1]):
+            raise ValueError(f"has {name} = {value!r}, expected [low, high]")
+    try:
+        finished_at(row)
+    except ValueError:
+        raise ValueError(f"has finished = {row.finished!r}, expected an ISO 8601 time") from None
