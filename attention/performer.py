@@ -63,8 +63,8 @@ class Performer(MultiHead):
         generator = torch.Generator().manual_seed(seed)
         return orthogonal_projection(num_features, width, kind=self.config.projection, generator=generator)
 
-    def redraw(self, step: int) -> None:
-        """Draw the projection of optimiser step ``step`` if one is due; called after every step."""
+    def before_step(self, step: int) -> None:
+        """Draw the projection of optimiser step ``step`` if one is due."""
         if self.config.redraw_interval and step % self.config.redraw_interval == 0:
             self.projection.copy_(self._draw(step, self.projection.shape[1]))
 

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 import attention
 import lra.tasks
 from attention.base import MixerConfig
+from attention.kernels import available
 from lra.errors import UserError
 from lra.regimes import regime_of
 from lra.tasks.base import TaskConfig
@@ -133,6 +134,12 @@ class RunConfig:
             mixer = attention.load(self.attention.name)
             if not (mixer.causal if self.attention.causal else mixer.bidirectional):
                 raise ValueError(f"attention={self.attention.name} has no form for causal={self.attention.causal}")
+            kernels = ("auto", *available(mixer.op, self.device))
+            if self.attention.kernel not in kernels:
+                raise ValueError(
+                    f"attention.kernel={self.attention.kernel} is unknown for attention={self.attention.name} on "
+                    f"{self.device}; choose {' | '.join(kernels)}"
+                )
             # building one mixer runs every check that the mixer itself makes
             attention.build(self.attention, self.model.width, num_layers=self.model.num_layers)
         except ValueError as error:
@@ -226,6 +233,8 @@ def describe(error: Exception, overrides: list[str]) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         options = _group_options(group)
         return f"{group}={name} is unknown; choose {' | '.join(options)}{_nearest(name, options)}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: not a valid override; write key=value, and quote values with brackets or commas"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     text = str(cause).strip().splitlines()[0]
     key = getattr(cause, "full_key", None)

@@ -62,7 +62,7 @@ def test_experiments_win_over_the_defaults():
         (["attention=preformer"], ["attention=preformer is unknown", "did you mean performer?"]),
         (["regime=huge"], ["regime=huge is unknown", "medium"]),
         (["trainer.stepps=5"], ["trainer.stepps", "did you mean trainer.steps?"]),
-        (["modle.width=5"], ["modle.width", "did you mean model.width?"]),
+        (["modle.width=5"], ["modle", "did you mean model?"]),
         (["trainer.steps=many"], ["trainer.steps=many", "many"]),
         (["trainer.steps=1e3"], ["trainer.steps=1e3"]),
         (["attention.num_features=8", "attention=flash"], ["attention.num_features"]),
