@@ -1,6 +1,6 @@
 """RWKV-4: time-mix (a gated decaying average) as the mixer, channel-mix as its own feed-forward.
 
-Shapes: B batch, L sequence length, D model width, C channels of one direction (D, or D / 2 when bidirectional).
+Shapes: B batch, L sequence length, D model width, C channels of a direction (D, or D / 2 if bidirectional).
 
 Peng et al. 2023, "RWKV: Reinventing RNNs for the Transformer Era", eqs. 11 to 18; initial values as in its
 appendices on small initialisation and time decay.
@@ -26,15 +26,15 @@ class RWKV4Config(MixerConfig):
 class RWKV4(Mixer):
     """RWKV-4 time-mix, ``(B, L, D) -> (B, L, D)``: ``Wo (sigmoid(r) * wkv4(k, v))``.
 
-    Bidirectional (``causal=False``): half of the channels scan forwards, half backwards, each half with shift,
-    decay, bonus and D x D/2 projections of its own, joined before the output projection. The backward half reads
-    x_{t+1} where the forward half reads x_{t-1}. Either way 4 D^2 weights without bias, like the q, k, v, o of the
-    other mixers, and 5 D (causal) or 8 D (bidirectional) values for shifts, decays and bonuses.
+    Bidirectional (``causal=False``): half of the channels scan forwards, half backwards, each half with
+    shift, decay, bonus and D x D/2 projections of its own, joined before the output projection. The backward
+    half reads x_{t+1} where the forward half reads x_{t-1}. Either way 4 D^2 weights without bias, like the
+    q, k, v, o of the other mixers, and 5 D (causal) or 8 D (bidirectional) for shifts, decays and bonuses.
 
-    Masked positions count as the zeros beyond a sequence's ends, so that a row gives the same alone and padded,
-    in both directions; any mask will do: padding left or right, or holes.
+    Masked positions count as the zeros beyond a sequence's ends, so that a row gives the same alone and
+    padded, in both directions; any mask will do: padding left or right, or holes.
 
-    Key, gate and output weights start at zero, as published: the block is the identity until its first update.
+    Key, gate and output weights start at zero, as published: the block is the identity until an update.
     """
 
     Config = RWKV4Config
@@ -45,7 +45,7 @@ class RWKV4(Mixer):
         super().__init__()
         if not config.causal and width % 2:
             raise ValueError(
-                f"model.width={width} is odd, but a bidirectional attention=rwkv4 gives half to each direction; "
+                f"model.width={width} is odd, but a bidirectional attention=rwkv4 gives each direction half; "
                 f"use an even width or attention.causal=true"
             )
         self.config, self.width, self.layer, self.num_layers = config, width, layer, num_layers
@@ -62,7 +62,7 @@ class RWKV4(Mixer):
         kernel = self.config.kernel
         y = self.forwards(x, shift(x, 1), key_mask, kernel)
         if not self.config.causal:
-            # hidden positions are zeros for the shift and nothing for the scan: no need to know where a row ends
+            # masked positions are zeros to the shift and nothing to the scan: a plain flip will do
             mirrored = None if key_mask is None else key_mask.flip(1)
             back = self.backwards(x.flip(1), shift(x, -1).flip(1), mirrored, kernel)
             y = torch.cat([y, back.flip(1)], -1)
@@ -116,9 +116,9 @@ class Direction(nn.Module):
 
     def project(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Key, value and gate ``(..., C)`` from the tokens ``x (..., D)`` and those before them."""
-        k = self.key(torch.lerp(last, x, self.mix_key))
-        v = self.value(torch.lerp(last, x, self.mix_value))
-        return k, v, torch.sigmoid(self.gate(torch.lerp(last, x, self.mix_gate)))
+        k = self.key(_blend(last, x, self.mix_key))
+        v = self.value(_blend(last, x, self.mix_value))
+        return k, v, torch.sigmoid(self.gate(_blend(last, x, self.mix_gate)))
 
     def forward(self, x: Tensor, last: Tensor, key_mask: Tensor | None, kernel: str) -> Tensor:
         """``x, last (B, L, D)`` -> ``(B, L, C)``."""
@@ -136,8 +136,8 @@ class Direction(nn.Module):
 class ChannelMix(nn.Module):
     """RWKV-4 channel-mix, ``(B, L, D) -> (B, L, D)``: ``sigmoid(Wr xr) * Wv relu(Wk xk)^2`` (eqs. 17, 18).
 
-    Causal: every channel mixes in x_{t-1}. Bidirectional: the first half of the channels mixes in x_{t-1}, the
-    second half x_{t+1}, with the same parameters. Masked positions count as zeros. 9 D^2 weights.
+    Causal: every channel mixes in x_{t-1}. Bidirectional: the first half of the channels mixes in x_{t-1},
+    the second half x_{t+1}, with the same parameters. Masked positions count as zeros. 9 D^2 weights.
     """
 
     def __init__(self, width: int, *, layer: int, num_layers: int, causal: bool) -> None:
@@ -176,13 +176,18 @@ class ChannelMix(nn.Module):
         return self._mix(x, state), x
 
     def _mix(self, x: Tensor, beside: Tensor) -> Tensor:
-        hidden = torch.relu(self.key(torch.lerp(beside, x, self.mix_key))).square()
-        return torch.sigmoid(self.gate(torch.lerp(beside, x, self.mix_gate))) * self.value(hidden)
+        hidden = torch.relu(self.key(_blend(beside, x, self.mix_key))).square()
+        return torch.sigmoid(self.gate(_blend(beside, x, self.mix_gate))) * self.value(hidden)
 
 
 def shift(x: Tensor, steps: int) -> Tensor:
     """``x_{t - steps}`` at t for steps 1 or -1, zero beyond the ends; ``(B, L, D)``."""
     return nn.functional.pad(x, (0, 0, 1, -1) if steps == 1 else (0, 0, -1, 1))
+
+
+def _blend(beside: Tensor, x: Tensor, mix: Tensor) -> Tensor:
+    """``mix x + (1 - mix) beside``, in the dtype of x, which autocast may have narrowed."""
+    return torch.lerp(beside, x, mix.to(x.dtype))
 
 
 def _zero_hidden(x: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -3,9 +3,9 @@
 Shapes: B batch, L sequence length, C channels, T steps a chunk, N chunks (N * T >= L + 2).
 
 RWKV-4 (Peng et al. 2023, eq. 14; Bi-WKV: Duan et al. 2024, eq. 3) averages v with the weights e^{k_i} decayed
-by e^w a step. Numerator and denominator share one scale e^M a row and channel, M >= every exponent, so that both
-are plain linear recurrences S <- e^w S + x. Such a recurrence runs over all chunks at once for T steps, then over
-the N chunk totals, and a last pass adds what the earlier chunks left: 2 sqrt(L) small steps instead of L.
+by e^w a step. Numerator and denominator share one scale e^M a row and channel, M >= every exponent, so that
+both are plain linear recurrences S <- e^w S + x. Such a recurrence runs over all chunks at once for T steps,
+then over the N chunk totals, and a last pass adds what earlier chunks left: 2 sqrt(L) small steps, not L.
 
 Its adjoint is the same recurrence in the other direction. With D the denominator, r = g / D, q = r y:
 

@@ -1,0 +1,230 @@
+"""The WKV-4 op against golden vectors, its definition and itself, for every kernel."""
+
+import pytest
+import torch
+
+from attention.kernels import dispatch
+from attention.kernels.wkv4 import wkv4
+from tests.attention.wkv4_reference import error, golden, wkv4_by_definition
+
+KERNELS = dispatch.available("wkv4", "cpu")
+GOLDEN = ["a", "b_holes", "c_overflow100", "d_ramp", "e_n4096", "f_extreme_decay"]
+NAMES = ("time_decay", "u", "k", "v")
+
+each_kernel = pytest.mark.parametrize("kernel", KERNELS)
+
+
+def random_inputs(batch, length, channels, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    decay = torch.linspace(-6, 2, channels, dtype=dtype)
+    return decay, normal(channels), normal(batch, length, channels), normal(batch, length, channels)
+
+
+def gradients(inputs, gy, **options):
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    y, _ = wkv4(*inputs, **options)
+    return y.detach(), torch.autograd.grad((y * gy).sum(), inputs)
+
+
+@each_kernel
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_forward_state_and_gradients(name, kernel):
+    want = golden(f"wkv4_{name}")
+    inputs = [want[key].clone().requires_grad_() for key in NAMES]
+    y, (num, den, peak) = wkv4(*inputs, kernel=kernel)
+    assert error(y, want["y"]) < 5e-5
+    factor = torch.exp(peak.double() - want["state_max"])
+    assert error(num * factor, want["state_num"]) < 5e-5
+    assert error(den * factor, want["state_den"]) < 5e-5
+    (y * want["gy"]).sum().backward()
+    for key, x in zip(NAMES, inputs):
+        assert error(x.grad, want[f"g_{key}"]) < 3e-4, key
+
+
+@each_kernel
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_in_bfloat16(name, kernel):
+    want = golden(f"wkv4_{name}")
+    inputs = [want[key].bfloat16() if key in "kv" else want[key].clone() for key in NAMES]
+    inputs = [x.requires_grad_() for x in inputs]
+    y, state = wkv4(*inputs, kernel=kernel)
+    assert y.dtype == torch.bfloat16
+    assert all(part.dtype == torch.float32 for part in state)
+    assert error(y, want["y"]) < 1e-2
+    (y * want["gy"]).sum().backward()
+    for key, x in zip(NAMES, inputs):
+        assert error(x.grad, want[f"g_{key}"]) < 2e-2, key
+
+
+@each_kernel
+@pytest.mark.parametrize("name", ["a", "b_holes", "c_overflow100", "d_ramp", "f_extreme_decay"])
+def test_golden_bidirectional(name, kernel):
+    want = golden(f"wkv4_{name}")
+    y, state = wkv4(*(want[key] for key in NAMES), bidirectional=True, kernel=kernel)
+    assert state is None
+    assert error(y, want["y_bidir"]) < 5e-5
+
+
+@each_kernel
+@pytest.mark.parametrize("name", ["a", "b_holes"])
+def test_golden_mask(name, kernel):
+    want = golden(f"wkv4_{name}")
+    y, _ = wkv4(*(want[key] for key in NAMES), key_mask=want["key_mask"], kernel=kernel)
+    assert error(y, want["y_mask"]) < 5e-5
+
+
+@each_kernel
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("length", [1, 2, 63, 100, 257])
+def test_definition_at_odd_lengths(length, bidirectional, kernel):
+    inputs = random_inputs(2, length, 5, seed=length)
+    mask = torch.rand(2, length, generator=torch.Generator().manual_seed(1)) < 0.7
+    options = {"bidirectional": bidirectional}
+    y, _ = wkv4(*inputs, kernel=kernel, **options)
+    assert error(y, wkv4_by_definition(*inputs, **options)) < 5e-6
+    y, _ = wkv4(*inputs, key_mask=mask, kernel=kernel, **options)
+    want = wkv4_by_definition(*inputs, key_mask=mask, **options)
+    assert (y - want).abs().max() < 5e-6 * max(1, want.abs().max())
+
+
+def test_definition_at_length_4097():
+    inputs = random_inputs(1, 4097, 1)
+    want = wkv4_by_definition(*inputs)
+    for kernel in KERNELS:
+        y, _ = wkv4(*inputs, kernel=kernel)
+        assert error(y, want) < 5e-5
+
+
+@each_kernel
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+def test_gradients_of_the_definition(bidirectional, kernel):
+    inputs = random_inputs(2, 63, 4, dtype=torch.float64)
+    gy = torch.randn(2, 63, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    _, got = gradients(inputs, gy, bidirectional=bidirectional, kernel=kernel)
+    inputs = [x.requires_grad_() for x in inputs]
+    y = wkv4_by_definition(*inputs, bidirectional=bidirectional)
+    for key, x, want in zip(NAMES, got, torch.autograd.grad((y * gy).sum(), inputs)):
+        assert error(x, want) < 1e-10, key
+
+
+@each_kernel
+@pytest.mark.parametrize("length", [1, 6])
+@pytest.mark.parametrize("mode", ["causal", "bidirectional", "mask", "state"])
+def test_gradcheck(mode, length, kernel):
+    inputs = [x.requires_grad_() for x in random_inputs(2, length, 3, dtype=torch.float64)]
+    generator = torch.Generator().manual_seed(3)
+    mask = torch.rand(2, length, generator=generator) < 0.6
+    extra = []
+    if mode == "state":
+        num = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+        extra = [num.requires_grad_(), torch.full_like(num, 0.7).requires_grad_()]
+
+    def run(*args):
+        options = {"bidirectional": mode == "bidirectional", "kernel": kernel}
+        if mode == "mask":
+            return wkv4(*args, key_mask=mask, **options)[0][mask]
+        if mode != "state":
+            return wkv4(*args, **options)[0]
+        peak = torch.full_like(args[4], 0.5)
+        y, (num, den, end_peak) = wkv4(*args[:4], state=(args[4], args[5], peak), **options)
+        factor = end_peak.detach().exp()
+        return y, num * factor, den * factor
+
+    assert torch.autograd.gradcheck(run, (*inputs, *extra))
+
+
+@each_kernel
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("poison", [torch.nan, 1e4])
+def test_masked_positions_do_not_leak(poison, bidirectional, kernel):
+    decay, u, k, v = random_inputs(3, 40, 4)
+    mask = torch.rand(3, 40, generator=torch.Generator().manual_seed(4)) < 0.5
+    mask[1, 25:] = False
+    mask[2] = False
+    gy = torch.randn(3, 40, 4, generator=torch.Generator().manual_seed(5))
+    options = {"key_mask": mask, "bidirectional": bidirectional, "kernel": kernel}
+    y, grads = gradients((decay, u, k, v), gy, **options)
+    hidden = ~mask[..., None]
+    k, v = k.masked_fill(hidden, poison), v.masked_fill(hidden, poison)
+    y_poisoned, grads_poisoned = gradients((decay, u, k, v), gy, **options)
+    assert torch.equal(y, y_poisoned)
+    assert all(torch.equal(*pair) for pair in zip(grads, grads_poisoned))
+    assert (y[2] == 0).all()
+    assert all(grad.isfinite().all() for grad in grads)
+    assert (grads[2][~mask] == 0).all()
+    assert (grads[3][~mask] == 0).all()
+
+
+@each_kernel
+def test_keys_too_far_apart_for_float64(kernel):
+    decay, u, k, v = random_inputs(1, 30, 4)
+    inputs = (decay, u, 500 * k, v)
+    y, _ = wkv4(*inputs, kernel=kernel)
+    assert error(y, wkv4_by_definition(*inputs)) < 5e-5
+
+
+@each_kernel
+def test_a_diverged_key_shows(kernel):
+    decay, u, k, v = random_inputs(1, 30, 4)
+    k[0, 10] = torch.nan
+    assert wkv4(decay, u, k, v, kernel=kernel)[0][0, 10:].isnan().all()
+
+
+@each_kernel
+def test_chunks_equal_one_call(kernel):
+    decay, u, k, v = (x.requires_grad_() for x in random_inputs(2, 150, 4))
+    # an early large key must not cost the later ones their precision
+    k_spike = k + 60 * (torch.arange(150) == 3)[None, :, None]
+    whole, (num, den, peak) = wkv4(decay, u, k_spike, v, kernel=kernel)
+    state, parts = None, []
+    for part in (slice(0, 1), slice(1, 64), slice(64, 150)):
+        y, state = wkv4(decay, u, k_spike[:, part], v[:, part], state=state, kernel=kernel)
+        parts.append(y)
+    streamed = torch.cat(parts, 1)
+    assert error(streamed, whole) < 5e-6
+    factor = torch.exp(state[2] - peak)
+    assert error(state[0] * factor, num) < 5e-6
+    assert error(state[1] * factor, den) < 5e-6
+    gy = torch.randn(whole.shape, generator=torch.Generator().manual_seed(6))
+    leaves = (decay, u, k, v)
+    want = torch.autograd.grad((whole * gy).sum(), leaves)
+    for key, x, y in zip(NAMES, torch.autograd.grad((streamed * gy).sum(), leaves), want):
+        assert error(x, y) < 2e-5, key
+
+
+@each_kernel
+def test_state_may_change_kernel(kernel):
+    decay, u, k, v = random_inputs(2, 50, 4)
+    whole, _ = wkv4(decay, u, k, v, kernel=kernel)
+    _, state = wkv4(decay, u, k[:, :20], v[:, :20], kernel="reference")
+    rest, _ = wkv4(decay, u, k[:, 20:], v[:, 20:], state=state, kernel=kernel)
+    assert error(rest, whole[:, 20:]) < 5e-6
+
+
+def test_available_and_last_used():
+    inputs = random_inputs(1, 4, 2)
+    wkv4(*inputs)
+    assert dispatch.last_used("wkv4") == KERNELS[0]
+    assert KERNELS[-2:] == ["torch", "reference"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"v": torch.zeros(2, 5, 4)}, "one shape"),
+        ({"u": torch.zeros(3)}, "time_decay and u of shape"),
+        ({"key_mask": torch.ones(2, 6)}, "must be bool"),
+        ({"key_mask": torch.ones(2, 5, dtype=torch.bool)}, "must be bool"),
+        ({"state": [torch.zeros(2, 4)] * 3, "bidirectional": True}, "takes no state"),
+        ({"state": [torch.zeros(1, 4)] * 3}, "three tensors of shape"),
+        ({"kernel": "fast"}, "unknown for wkv4"),
+    ],
+)
+def test_errors_say_what_to_change(change, message):
+    arguments = dict(zip(NAMES, random_inputs(2, 6, 4))) | change
+    with pytest.raises(ValueError, match=message):
+        wkv4(**arguments)
