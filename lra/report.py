@@ -244,9 +244,9 @@ def _accuracy(cell: Cell, usual_n: int) -> str:
         text += f" ±{100 * cell.accuracy_std:.2f}"
     if cell.stuck and cell.scored == sum(cell.statuses.values()) == 1:
         return f"{text} STUCK"
-    inside = [f"n={cell.scored}"] if cell.scored != usual_n else []
-    inside += [cell.failures] if cell.failures else []
-    return f"{text} ({', '.join(inside)})" if inside else text
+    if cell.scored == usual_n and not cell.failures:
+        return text
+    return f"{text} ({', '.join(filter(None, (f'n={cell.scored}', cell.failures)))})"
 
 
 def _interval(cell: Cell) -> str:

@@ -28,15 +28,10 @@ class Accounts:
     logging: float | None = None
     compile: float | None = None
 
-    @property
-    def training(self) -> float | None:
-        """Data plus compute: what training costs, without evaluation, logging and compilation."""
-        return None if self.compute is None else self.compute + (self.data or 0.0)
-
 
 @dataclass
 class ResultRow:
-    """Everything the table needs, with its provenance. Unknown is ``None``, never 0; accuracies are shares."""
+    """All that the table needs, with its provenance. Unknown is ``None``, never 0; accuracies are shares."""
 
     run_id: str
     status: str
@@ -108,6 +103,12 @@ class ResultRow:
             raise ValueError(f"status is {self.status!r}, expected one of {', '.join(STATUSES)}")
         if self.schema != SCHEMA_VERSION:
             raise ValueError(f"schema is {self.schema}, this version reads {SCHEMA_VERSION}")
+
+    @property
+    def train_seconds(self) -> float | None:
+        """Wall-clock of training: data and optimiser steps, without evaluation and logging."""
+        parts = (self.seconds.data, self.seconds.compute)
+        return None if None in parts else sum(parts)
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

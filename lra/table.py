@@ -134,7 +134,7 @@ def _newest(rows: Iterable[ResultRow]) -> pd.DataFrame:
     frame = pd.DataFrame([vars(row) for row in chosen.values()])
     frame["backend"] = [key[0] for key in chosen]
     frame["column"] = [key[1] for key in chosen]
-    frame["train_seconds"] = [row.seconds.training for row in chosen.values()]
+    frame["train_seconds"] = [row.train_seconds for row in chosen.values()]
     frame["evaluation_seconds"] = [row.seconds.evaluation for row in chosen.values()]
     frame["compile_seconds"] = [row.seconds.compile for row in chosen.values()]
     return frame

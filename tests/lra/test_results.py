@@ -38,8 +38,9 @@ def test_round_trip(tmp_path):
 
 
 def test_training_time_is_data_plus_compute():
-    assert Accounts(data=1.0, compute=9.0, evaluation=5.0, compile=7.0).training == 10.0
-    assert Accounts(data=1.0).training is None
+    seconds = Accounts(data=1.0, compute=9.0, evaluation=5.0, compile=7.0)
+    assert make_row(seconds=seconds).train_seconds == 10.0
+    assert make_row(seconds=Accounts(data=1.0)).train_seconds is None
 
 
 @pytest.mark.parametrize(
@@ -112,4 +113,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_times_without_a_zone_are_utc():
     early, late = make_row(finished="2026-01-01T00:00:00"), make_row(finished="2026-01-01T00:00:00-01:00")
-    assert results.finished_at(make_row(finished=None)) < results.finished_at(early) < results.finished_at(late)
+    assert (
+        results.finished_at(make_row(finished=None)) < results.finished_at(early) < results.finished_at(late)
+    )

@@ -1,0 +1,72 @@
+"""The picture is a PNG that shows what it was given."""
+
+import io
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from lra.cells import Cell, Column
+from lra.plot import PALETTE, draw
+
+MIB = 2**20
+
+
+def make_cell(backend, accuracy=0.4, speed=1000.0, memory=100 * MIB, task="listops", **values):
+    values = {"statuses": {"ok": 1}, "majority": 0.17, "device_names": ["CPU A"], **values}
+    cell = Cell(backend, Column("quick", "0123456789", task, "1", 2000, "long"), accuracy=accuracy, **values)
+    cell.tokens_per_second, cell.peak_memory_bytes = speed, memory
+    return cell
+
+
+def pixels(png):
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    return matplotlib.image.imread(io.BytesIO(png), format="png")[..., :3]
+
+
+def area(image, colour, tolerance=0.2):
+    target = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    # bubbles are drawn at 85 % over white
+    return int((np.abs(image - (0.85 * target + 0.15)).max(axis=-1) < tolerance / 4).sum())
+
+
+@pytest.mark.parametrize("panels", [1, 2, 10])
+def test_a_panel_for_each_column(panels):
+    cells = [make_cell(name, task=f"task{at}") for at in range(panels) for name in ("softmax", "flash")]
+    image = pixels(draw(cells))
+    assert image.std() > 0.02
+    assert image.shape[0] > 600
+
+
+def test_more_memory_is_a_larger_bubble():
+    image = pixels(draw([make_cell("softmax", memory=400 * MIB), make_cell("flash", 0.3, 3000.0, 100 * MIB)]))
+    ratio = area(image, PALETTE[0]) / area(image, PALETTE[1])
+    assert 3 < ratio < 5.5
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [make_cell("softmax", accuracy=None, speed=None, memory=None, statuses={"oom": 1})],
+        [make_cell("softmax", memory=None), make_cell("flash", memory=None)],
+        [make_cell("softmax", 0.17, 10.0, statuses={"stuck": 1}), make_cell("flash", 1.0, 1e6)],
+        [make_cell("softmax", accuracy_std=0.0), make_cell("flash", accuracy_std=0.05)],
+        [make_cell("softmax", interval=(0.38, 0.42), memory=1)],
+        [make_cell(f"mixer{at}", 0.4 + at / 1000) for at in range(10)],
+    ],
+    ids=[
+        "nothing-scored",
+        "no-memory",
+        "log-axis-and-stuck",
+        "deviation",
+        "interval-tiny-memory",
+        "ten-close",
+    ],
+)
+def test_awkward_cells_are_drawn(cells):
+    assert pixels(draw(cells)).std() > 0.01
+
+
+def test_the_same_cells_give_the_same_picture():
+    cells = [make_cell("softmax"), make_cell("flash", 0.5, 2000.0)]
+    assert draw(cells) == draw(cells)
