@@ -27,14 +27,14 @@ def weighted_mean(log_weight, q, k, v, key_mask=None, causal=False):
                 if not keys:
                     rows.append(torch.zeros_like(v[b, h, i]))
                     continue
-                logs = torch.stack([log_weight(q[b, h, i], k[b, h, j]) for j in keys])
+                logs = log_weight(q[b, h, i], k[b, h, keys])  # one a key
                 rows.append(torch.softmax(logs, 0) @ v[b, h, keys])
     return torch.stack(rows).view(v.shape)
 
 
 def softmax_attention(q, k, v, **masks):
     """Log weight ``q.k / sqrt(E)``."""
-    return weighted_mean(lambda x, y: x @ y / math.sqrt(len(x)), q, k, v, **masks)
+    return weighted_mean(lambda x, keys: keys @ x / math.sqrt(len(x)), q, k, v, **masks)
 
 
 def linear_attention(q, k, v, **masks):
@@ -43,15 +43,16 @@ def linear_attention(q, k, v, **masks):
     def phi(x):
         return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
-    return weighted_mean(lambda x, y: (phi(x) @ phi(y)).log(), q, k, v, **masks)
+    return weighted_mean(lambda x, keys: (phi(keys) @ phi(x)).log(), q, k, v, **masks)
 
 
 def favor_attention(q, k, v, projection, *, features="positive", **masks):
     """Weight ``phi(q).phi(k)`` in log space, for any norm; not ``trig``, whose weights cross zero."""
     rows = projection.double() if features == "positive" else torch.cat([projection, -projection]).double()
 
-    def log_weight(x, y):
-        x, y = x * len(x) ** -0.25, y * len(y) ** -0.25
-        return torch.logsumexp(rows @ (x + y) - (x @ x + y @ y) / 2, 0)
+    def log_weight(x, keys):
+        x, keys = x * len(x) ** -0.25, keys * len(x) ** -0.25
+        norms = (x @ x + (keys * keys).sum(-1, keepdim=True)) / 2
+        return torch.logsumexp((x + keys) @ rows.T - norms, 1)
 
     return weighted_mean(log_weight, q, k, v, **masks)
