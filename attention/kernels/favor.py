@@ -4,7 +4,7 @@ Shapes: B batch, H heads, L sequence length, E head width, M rows of the project
 q and k ``(B, H, L, E)``, v ``(B, H, L, Ev)``, projection W ``(M, E)``, key_mask bool ``(B, L)`` with
 True = real token.
 
-With ``x' = x E^(-1/4)``, so that ``q'.k' = q.k / sqrt(E)``, and rows ``w_r ~ N(0, I)`` all three are unbiased,
+With ``x' = x E^(-1/4)``, so that ``q'.k' = q.k / sqrt(E)``, and rows ``w_r ~ N(0, I)``, all are unbiased,
 ``E[phi(q).phi(k)] = exp(q'.k')``:
 
     positive    phi(x) = M^(-1/2) exp(w_r.x' - |x'|^2 / 2)                            F = M     lemma 1

@@ -1,0 +1,86 @@
+import pytest
+import torch
+
+from attention.kernels import linear_attention
+from tests import golden, reference
+from tests.attention import cases
+
+KERNELS = cases.op_kernels("linear_attention")
+
+
+def bind(kernel):
+    return lambda *args, **kwargs: linear_attention(*args, kernel=kernel, **kwargs)
+
+
+@pytest.mark.parametrize("mode", cases.MODES)
+@pytest.mark.parametrize("length", cases.LENGTHS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_loops(kernel, length, mode):
+    q, k, v = cases.inputs(length, batch=1, heads=1, value_width=5)
+    masks = {"causal": "causal" in mode, "key_mask": None}
+    if "mask" in mode:
+        masks["key_mask"] = cases.mask_with_holes(length, batch=2)[:1]
+    out = linear_attention(q, k, v, kernel=kernel, **masks)
+    want = reference.linear_attention(q, k, v, **masks)
+    assert golden.error(out, want) < 5e-6
+    if 1 < length < 101:
+        for got, expected in zip(
+            cases.gradients(out, (q, k, v)), cases.gradients(want, (q, k, v)), strict=True
+        ):
+            assert (got - expected).abs().max() < 1e-5 * expected.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidir", "causal"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_bf16_sums_in_fp32(kernel, causal):
+    q, k, v = cases.inputs(257, dtype=torch.bfloat16)
+    out = linear_attention(q, k, v, causal=causal, kernel=kernel)
+    want = linear_attention(q.double(), k.double(), v.double(), causal=causal, kernel=kernel)
+    assert out.dtype == torch.bfloat16
+    # only the rounding of the output itself, 2^-9
+    assert golden.error(out, want) < 4e-3
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_features_keep_their_digits_far_below_zero(kernel):
+    q, k, v = cases.inputs(20)
+    with torch.no_grad():
+        q -= 18.0
+        k -= 18.0
+    assert golden.error(bind(kernel)(q, k, v), reference.linear_attention(q, k, v)) < 1e-5
+
+
+@pytest.mark.parametrize("poison", cases.POISON)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_masked_content_is_never_read(kernel, poison):
+    cases.check_poison(bind(kernel), poison)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_visible_key(kernel):
+    cases.check_no_key(bind(kernel))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_causal_sees_no_future(kernel):
+    cases.check_future(bind(kernel), atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidir", "causal"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_gradcheck(kernel, causal, monkeypatch):
+    monkeypatch.setattr("attention.kernels.linear.CHUNK", 2)
+    tensors = cases.inputs(5, batch=2, heads=1, width=3, value_width=4, dtype=torch.float64)
+    mask = cases.mask_with_holes(5)
+    torch.autograd.gradcheck(lambda *x: bind(kernel)(*x, key_mask=mask, causal=causal), tensors)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidir", "causal"])
+def test_memory_grows_linearly(causal):
+    def saved(length):
+        return cases.saved_bytes(
+            lambda *x: linear_attention(*x, causal=causal, kernel="torch"), cases.inputs(length)
+        )
+
+    assert saved(2048) < 2.1 * saved(1024)
+    assert saved(2048) < 2 * 2 * 2048 * 2048 * 4 / 8

@@ -1,0 +1,197 @@
+"""The contract of every mixer in the registry, whatever it is."""
+
+import importlib.util
+from dataclasses import fields
+
+import pytest
+import torch
+
+import attention
+from attention import kernels
+
+WIDTH = 16
+NAMES = [
+    name for name, where in attention.REGISTRY.items() if importlib.util.find_spec(where.partition(":")[0])
+]
+MODES = [
+    pytest.param(name, causal, id=f"{name}-{'causal' if causal else 'bidir'}")
+    for name in NAMES
+    for causal in (False, True)
+    if (attention.load(name).causal if causal else attention.load(name).bidirectional)
+]
+POISON = [float("nan"), float("inf"), 1e4]
+
+
+def build(name, causal=False, **options):
+    """The mixer with random weights everywhere, so that no parameter hides behind a zero."""
+    config = attention.load(name).Config(causal=causal)
+    assert config.name == name
+    if any(field.name == "num_heads" for field in fields(config)):
+        config.num_heads = 2
+    for key, value in options.items():
+        setattr(config, key, value)
+    mixer = attention.build(config, WIDTH, layer=1, num_layers=3)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return mixer
+
+
+def tokens(batch, length, seed=1):
+    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def parameter_gradients(mixer, out, mask=None):
+    """Gradients of a weighted sum of the outputs at real tokens."""
+    weights = torch.linspace(-1, 1, out.numel()).view(out.shape).sin() + 0.2
+    if mask is not None:
+        out = out.masked_fill(~mask[..., None], 0.0)
+    return torch.autograd.grad((out * weights).sum(), list(mixer.parameters()))
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 100, 257])
+@pytest.mark.parametrize(("name", "causal"), MODES)
+def test_shape(name, causal, length):
+    mixer = build(name, causal)
+    out = mixer(tokens(2, length))
+    assert out.shape == (2, length, WIDTH)
+    assert out.isfinite().all()
+    assert kernels.last_used(mixer.op) in kernels.available(mixer.op, "cpu")
+
+
+@pytest.mark.parametrize("poison", POISON)
+@pytest.mark.parametrize(("name", "causal"), MODES)
+def test_padding_is_never_read(name, causal, poison):
+    mixer = build(name, causal)
+    mask = torch.ones(3, 37, dtype=torch.bool)
+    mask[1, 20:] = False
+    mask[2, 1:] = False
+    clean = tokens(3, 37).requires_grad_()
+    dirty = clean.detach().masked_fill(~mask[..., None], poison).requires_grad_()
+    want, got = mixer(clean, mask), mixer(dirty, mask)
+    assert got.isfinite().all()
+    torch.testing.assert_close(got[mask], want[mask], rtol=0, atol=1e-6)
+    for a, b in zip(
+        parameter_gradients(mixer, got, mask), parameter_gradients(mixer, want, mask), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    grad = torch.autograd.grad(mixer(dirty, mask)[mask].sum(), dirty)[0]
+    assert grad.isfinite().all()
+    assert not grad[~mask].any()
+
+
+@pytest.mark.parametrize(("name", "causal"), MODES)
+def test_padded_batch_equals_single_rows(name, causal):
+    mixer = build(name, causal)
+    x, lengths = tokens(4, 50), [50, 33, 7, 1]
+    mask = torch.arange(50) < torch.tensor(lengths)[:, None]
+    out = mixer(x, mask)
+    for row, length in enumerate(lengths):
+        alone = mixer(x[row : row + 1, :length])
+        torch.testing.assert_close(out[row, :length], alone[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_row_without_any_token_is_finite(name):
+    out = build(name)(tokens(2, 9), torch.tensor([[True] * 9, [False] * 9]))
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "causal"), MODES)
+def test_causal_flag(name, causal):
+    mixer = build(name, causal)
+    x = tokens(2, 90)
+    changed = x.clone()
+    changed[:, 70:] += 1.0
+    before, after = mixer(x)[:, :70], mixer(changed)[:, :70]
+    if causal:
+        torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
+    else:
+        assert (after - before).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(("name", "causal"), MODES)
+def test_gradient_reaches_every_parameter(name, causal):
+    mixer = build(name, causal)
+    for (key, _), grad in zip(
+        mixer.named_parameters(), parameter_gradients(mixer, mixer(tokens(2, 40))), strict=True
+    ):
+        assert grad.isfinite().all(), key
+        assert grad.abs().max() > 0, key
+
+
+@pytest.mark.parametrize(("name", "causal"), MODES)
+def test_bf16(name, causal):
+    mixer, x = build(name, causal), tokens(2, 65)
+    want = mixer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = mixer(x)
+    assert (out.float() - want).abs().max() < 0.1 * want.abs().max()
+    grads = parameter_gradients(mixer, out.float())
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_dict_reproduces_the_output(name):
+    first, second = build(name), build(name, **({"projection_seed": 7} if name == "performer" else {}))
+    second.load_state_dict(first.state_dict())
+    x = tokens(2, 20)
+    assert torch.equal(first(x), second(x))
+    assert torch.equal(first(x), first(x))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_that_do_not_divide_the_width(name):
+    if not any(field.name == "num_heads" for field in fields(attention.load(name).Config)):
+        return
+    with pytest.raises(ValueError, match=r"model\.num_heads=3 does not divide model\.width=16; use one of"):
+        build(name, num_heads=3)
+
+
+def test_unknown_name_lists_the_names():
+    with pytest.raises(ValueError, match="softmax, flash, performer"):
+        attention.load("perfomer")
+
+
+def test_softmax_and_flash_are_one_function():
+    x, mask = tokens(2, 40), torch.arange(40) < torch.tensor([[40], [11]])
+    for causal in (False, True):
+        materialised, flash = build("softmax", causal), build("flash", causal)
+        torch.testing.assert_close(flash(x, mask), materialised(x, mask), rtol=1e-5, atol=1e-6)
+        assert kernels.last_used("softmax_attention") == "reference"
+
+
+def test_performer_redraw():
+    mixer, same = build("performer", redraw_interval=2), build("performer", redraw_interval=2)
+    first = mixer.projection.clone()
+    mixer.redraw(1)
+    assert torch.equal(mixer.projection, first)
+    mixer.redraw(2)
+    assert not torch.equal(mixer.projection, first)
+    # a resumed run needs no history, and global random state plays no part
+    torch.manual_seed(5)
+    same.redraw(2)
+    assert torch.equal(mixer.projection, same.projection)
+    mixer.redraw(4)
+    assert not torch.equal(mixer.projection, same.projection)
+    kept = build("performer")
+    kept.redraw(2)
+    assert torch.equal(kept.projection, first)
+    config = attention.load("performer").Config(num_heads=2)
+    other_layer = attention.build(config, WIDTH, layer=2, num_layers=3)
+    assert not torch.equal(other_layer.projection, first)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"features": "relu"}, r"attention\.features='relu'"),
+        ({"projection": "qr"}, r"attention\.projection='qr'"),
+        ({"num_features": -1}, r"attention\.num_features=-1"),
+        ({"redraw_interval": -1}, r"attention\.redraw_interval=-1"),
+    ],
+)
+def test_performer_options(option, message):
+    with pytest.raises(ValueError, match=message):
+        build("performer", **option)
