@@ -1,4 +1,7 @@
-"""Token mixers by name. To add one: a file with a ``Mixer`` and its ``Config``, a line here, a YAML in conf/attention."""
+"""Token mixers by name.
+
+To add one: a file with a ``Mixer`` and its ``Config``, a line in ``REGISTRY``, a YAML in ``conf/attention``.
+"""
 
 from importlib import import_module
 

@@ -25,10 +25,6 @@ class Linear(MultiHead):
         num_heads: int = 1
         """Heads H; must divide the model width."""
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
         """``(B, H, L, E)`` each -> ``(B, H, L, E)``."""
-        return linear_attention(
-            q, k, v, key_mask=key_mask, causal=self.config.causal, kernel=self.config.kernel
-        )
+        return linear_attention(q, k, v, key_mask=key_mask, causal=self.config.causal, kernel=self.config.kernel)

@@ -30,8 +30,6 @@ class MultiHead(Mixer):
         q, k, v = (split_heads(part, self.config.num_heads) for part in self.qkv(x).chunk(3, -1))
         return self.out(merge_heads(self.attend(q, k, v, key_mask)))
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
         """``(B, H, L, E)`` each -> ``(B, H, L, E)``."""
         raise NotImplementedError

@@ -46,9 +46,7 @@ class Performer(MultiHead):
     def __init__(self, config: Config, width: int, *, layer: int = 0, num_layers: int = 1) -> None:
         super().__init__(config, width, layer=layer, num_layers=num_layers)
         if config.features not in FEATURES:
-            raise ValueError(
-                f"attention.features={config.features!r} is unknown; choose {' | '.join(FEATURES)}"
-            )
+            raise ValueError(f"attention.features={config.features!r} is unknown; choose {' | '.join(FEATURES)}")
         for key in ("num_features", "redraw_interval"):
             if getattr(config, key) < 0:
                 raise ValueError(f"attention.{key}={getattr(config, key)} is negative; 0 takes the default")
@@ -68,9 +66,7 @@ class Performer(MultiHead):
         if self.config.redraw_interval and step % self.config.redraw_interval == 0:
             self.projection.copy_(self._draw(step, self.projection.shape[1]))
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
         """``(B, H, L, E)`` each -> ``(B, H, L, E)``."""
         return favor_attention(
             q,

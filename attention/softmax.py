@@ -26,13 +26,9 @@ class Softmax(MultiHead):
         num_heads: int = 1
         """Heads H; must divide the model width."""
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
         """``(B, H, L, E)`` each -> ``(B, H, L, E)``."""
-        return softmax_attention(
-            q, k, v, key_mask=key_mask, causal=self.config.causal, kernel=self.config.kernel
-        )
+        return softmax_attention(q, k, v, key_mask=key_mask, causal=self.config.causal, kernel=self.config.kernel)
 
 
 class Flash(Softmax):

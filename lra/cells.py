@@ -110,8 +110,7 @@ class Section:
         columns = [
             column
             for column in self.columns
-            if (column.task, column.length) != PATH_X
-            and all(self.get(backend, column) for backend in self.backends)
+            if (column.task, column.length) != PATH_X and all(self.get(backend, column) for backend in self.backends)
         ]
         return columns if len(columns) > 1 else []
 

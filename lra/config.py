@@ -156,7 +156,12 @@ class RunConfig:
         for key in ("tracking", "data_dir", "runs_dir", *without):
             del values[key]
         del values["trainer"]["log_every"]
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+        return _hash(values)
+
+    def mixer_fingerprint(self) -> str:
+        """Hash of the mixer's options: runs that share it are seeds of one backend."""
+        values = {k: v for k, v in asdict(self.attention).items() if not k.endswith("seed")}
+        return _hash(values)
 
     @property
     def run_id(self) -> str:
@@ -174,6 +179,10 @@ class RunConfig:
     def yaml(self) -> str:
         """The resolved configuration as YAML, without interpolations."""
         return OmegaConf.to_yaml(OmegaConf.structured(self))
+
+
+def _hash(values: dict) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def register() -> None:

@@ -62,7 +62,10 @@ def _data() -> Iterator[Line]:
                 yield f"{name} {regime}", str(error)
                 continue
             ready = (folder / "manifest.json").is_file()
-            yield f"{name} {regime}", str(folder) if ready else f"not prepared: lra data prepare {name} regime={regime}"
+            yield (
+                f"{name} {regime}",
+                str(folder) if ready else f"not prepared: lra data prepare {name} regime={regime}",
+            )
 
 
 def _tracking() -> Iterator[Line]:

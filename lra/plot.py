@@ -109,9 +109,7 @@ def _bubble(axes: Axes, cell: Cell, colour: str, most: float) -> Annotation:
 
 def _titles(axes: Axes, column: Column, cells: list[Cell]) -> None:
     """What was run and where, the axes, and the line that a constant answer reaches."""
-    axes.set_title(
-        f"{column.task}, length {column.length} ({column.regime})", loc="left", weight="bold", pad=26
-    )
+    axes.set_title(f"{column.task}, length {column.length} ({column.regime})", loc="left", weight="bold", pad=26)
     devices = ", ".join(sorted({name for cell in cells for name in cell.device_names}))
     protocol = f"protocol {column.protocol} [{column.protocol_hash[:10]}], task version {column.task_version}"
     small = {"transform": axes.transAxes, "fontsize": 7.5, "color": PALE, "va": "bottom", "linespacing": 1.25}
@@ -125,9 +123,7 @@ def _titles(axes: Axes, column: Column, cells: list[Cell]) -> None:
     if majority is not None:
         axes.axhline(majority, color="#888888", linestyle="--", linewidth=1, zorder=1)
         at = axes.get_yaxis_transform()
-        axes.text(
-            0.995, majority, "majority class ", transform=at, fontsize=7.5, color=PALE, ha="right", va="top"
-        )
+        axes.text(0.995, majority, "majority class ", transform=at, fontsize=7.5, color=PALE, ha="right", va="top")
 
 
 def _error_bar(cell: Cell) -> tuple[float, float]:

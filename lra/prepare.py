@@ -1,7 +1,6 @@
 """``lra data``: what is there, build it, prove it."""
 
 import argparse
-
 from pathlib import Path
 
 from tqdm import tqdm
@@ -55,5 +54,3 @@ def _list() -> int:
         if not found:
             print(f"{name:<12} not prepared; run: lra data prepare {name}")
     return 0
-
-

@@ -119,9 +119,7 @@ def _html(parts: list[Part]) -> str:
         if isinstance(part, Heading):
             body.append(f"<h{part.level}>{html.escape(part.text)}</h{part.level}>")
         elif isinstance(part, Notes):
-            body.append(
-                "<ul>\n" + "\n".join(f"<li>{_html_text(item)}</li>" for item in part.items) + "\n</ul>"
-            )
+            body.append("<ul>\n" + "\n".join(f"<li>{_html_text(item)}</li>" for item in part.items) + "\n</ul>")
         else:
             body.append(_html_table(part))
     head = f'<meta charset="utf-8">\n<title>{html.escape(parts[0].text)}</title>\n<style>{STYLE}</style>'

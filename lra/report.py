@@ -61,9 +61,7 @@ def _single(section: Section) -> list[Part]:
         "params": lambda c: _parameters([c], section),
     }
     first_word = len(fields)
-    fields |= {
-        name: read for name, read in RAN.items() if name == "kernel" or len({read(c) for c in cells}) > 1
-    }
+    fields |= {name: read for name, read in RAN.items() if name == "kernel" or len({read(c) for c in cells}) > 1}
     rows = [[read(cell) for read in fields.values()] for cell in cells]
     majority = _majority(section, column)
     rows.append(["majority class", majority] + [""] * (len(fields) - 2))
@@ -192,9 +190,7 @@ def _published(cells: list[Cell], published: list[dict[str, str]]) -> list[Part]
         cited += mine
     notes = list(dict.fromkeys(_citation(line) for line in cited))
     if foreign:
-        notes.append(
-            f"No published number for {', '.join(foreign)}: LRA's scores are for its own lengths only."
-        )
+        notes.append(f"No published number for {', '.join(foreign)}: LRA's scores are for its own lengths only.")
     if native and without:
         notes.append(f"No verified published number for {', '.join(without)}.")
     parts: list[Part] = [Heading("Published numbers, other protocols; for orientation only")]

@@ -92,12 +92,6 @@ class ResultRow:
     started: str | None = None
     finished: str | None = None
 
-    @property
-    def train_seconds(self) -> float | None:
-        """Wall-clock of training: data and optimiser steps, without evaluation and logging."""
-        parts = (self.seconds.data, self.seconds.compute)
-        return None if None in parts else sum(parts)
-
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status is {self.status!r}, expected one of {', '.join(STATUSES)}")

@@ -219,6 +219,6 @@ def main(arguments: list[str]) -> int:
 def _report(cell: Cell, status: str) -> str:
     row = results.load(cell.config.run_dir / results.RESULT_FILE)
     if status in FINISHED:
-        seconds = f"trained in {row.train_seconds:.0f} s"
-        return f"{status}, test {100 * row.test_accuracy:.1f} % (majority {100 * row.majority_baseline:.1f} %), {seconds}"
+        accuracy = f"test {100 * row.test_accuracy:.1f} % (majority {100 * row.majority_baseline:.1f} %)"
+        return f"{status}, {accuracy}, trained in {row.train_seconds:.0f} s"
     return f"{status}: {row.error} ({cell.config.run_dir})"

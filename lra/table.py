@@ -27,8 +27,7 @@ def aggregate(rows: Iterable[ResultRow]) -> list[Cell]:
     """One cell for each backend and column, its runs summarised over seeds."""
     runs = _newest(rows)
     cells = [
-        _cell(backend, column, group)
-        for (backend, column), group in runs.groupby(["backend", "column"], sort=False)
+        _cell(backend, column, group) for (backend, column), group in runs.groupby(["backend", "column"], sort=False)
     ]
     baselines = {cell.column: cell for cell in cells if cell.backend == BASELINE}
     for cell in cells:
@@ -75,22 +74,16 @@ def load_rows(runs_dir: Path) -> list[ResultRow]:
     if rows:
         return rows
     if any(runs_dir.glob(f"[!.]*/{results.RESULT_FILE}")):
-        raise UserError(
-            f"--runs {runs_dir} has no readable {results.RESULT_FILE}, see the warnings above; {fix}"
-        )
+        raise UserError(f"--runs {runs_dir} has no readable {results.RESULT_FILE}, see the warnings above; {fix}")
     raise UserError(f"--runs {runs_dir} holds no finished run (*/{results.RESULT_FILE}); {fix}")
 
 
 def main(argv: list[str]) -> int:
     """``lra table``: write PREFIX.md, PREFIX.csv and PREFIX.png, print the chosen format."""
     parser = argparse.ArgumentParser(prog="lra table", description="Compare the runs of a folder.")
-    parser.add_argument(
-        "--runs", type=Path, default=Path("results/runs"), help="folder of runs (%(default)s)"
-    )
+    parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of runs (%(default)s)")
     parser.add_argument("--format", choices=FORMATS, default="md", help="what to print (%(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/table"), metavar="PREFIX", help="(%(default)s)"
-    )
+    parser.add_argument("--out", type=Path, default=Path("results/table"), metavar="PREFIX", help="(%(default)s)")
     options = parser.parse_args(argv)
     # without a handler a warning about a skipped row has nowhere sure to go; a caller's handlers are kept
     logging.basicConfig(format="%(levelname)s: %(message)s")
@@ -105,9 +98,7 @@ def main(argv: list[str]) -> int:
         try:
             results.write_atomic(path, content)
         except OSError as error:
-            raise UserError(
-                f"--out {options.out}: cannot write {path} ({error.strerror}); choose another"
-            ) from None
+            raise UserError(f"--out {options.out}: cannot write {path} ({error.strerror}); choose another") from None
     print(texts[options.format], end="")
     return 0
 
@@ -123,9 +114,7 @@ def _newest(rows: Iterable[ResultRow]) -> pd.DataFrame:
         # one mechanism with two settings is two backends, not two seeds of one
         several = len(options[row.attention]) > 1
         backend = f"{row.attention}#{(row.attention_hash or 'unknown')[:6]}" if several else row.attention
-        column = Column(
-            row.protocol, row.protocol_hash, row.task, row.task_version or "?", row.length, row.regime
-        )
+        column = Column(row.protocol, row.protocol_hash, row.task, row.task_version or "?", row.length, row.regime)
         key = (backend, column, row.seed)
         if key in chosen:
             log.warning("%s and %s are the same cell and seed: the newer, %s, counts",

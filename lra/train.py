@@ -86,7 +86,12 @@ def outcome(row: ResultRow) -> str:
 
 
 def _train_and_test(
-    config: RunConfig, info: TaskInfo, splits: dict[str, Split], row: ResultRow, tracker: Tracker, run_dir: Path
+    config: RunConfig,
+    info: TaskInfo,
+    splits: dict[str, Split],
+    row: ResultRow,
+    tracker: Tracker,
+    run_dir: Path,
 ) -> None:
     device = torch.device(config.device)
     seeds = np.random.SeedSequence(config.seed).generate_state(2)
@@ -148,6 +153,7 @@ def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
         regime=config.regime,
         config_hash=config.fingerprint(),
         protocol_hash=config.fingerprint(without=("attention", "seed")),
+        attention_hash=config.mixer_fingerprint(),
         protocol=config.trainer.name,
         batch_size=config.trainer.batch_size,
         majority_baseline=info and info.majority_baseline,
@@ -166,7 +172,10 @@ def _close_row(row: ResultRow, error: BaseException) -> None:
     elif isinstance(error, torch.OutOfMemoryError | MemoryError):
         row.status, row.error = "oom", str(error).splitlines()[0]
     else:
-        row.status, row.error = "failed", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        row.status, row.error = (
+            "failed",
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        )
 
 
 def _summary(row: ResultRow) -> dict[str, object]:

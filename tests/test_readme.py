@@ -32,7 +32,12 @@ def environment(tmp_path_factory) -> dict[str, str]:
     """Variables that point the commands at the interpreter of this test and at empty folders."""
     folder = tmp_path_factory.mktemp("readme")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "LRA_DATA_DIR": str(folder / "data"), "LRA_RUNS_DIR": str(folder / "runs")}
+    return {
+        **os.environ,
+        "PATH": path,
+        "LRA_DATA_DIR": str(folder / "data"),
+        "LRA_RUNS_DIR": str(folder / "runs"),
+    }
 
 
 @pytest.mark.slow
@@ -45,7 +50,12 @@ def test_the_commands_run_in_the_order_given(environment, tmp_path):
         if command.startswith("lra table"):
             command += f" --runs {environment['LRA_RUNS_DIR']} --out {tmp_path / 'table'}"
         done = subprocess.run(
-            ["bash", "-c", shortened(command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+            ["bash", "-c", shortened(command)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         assert done.stdout + done.stderr

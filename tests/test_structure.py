@@ -36,7 +36,9 @@ def relative(path: Path) -> str:
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_imports_point_one_way(path):
-    allowed = {"attention": {"attention"}, "models": {"models", "attention"}, "lra": OURS}[path.relative_to(ROOT).parts[0]]
+    allowed = {"attention": {"attention"}, "models": {"models", "attention"}, "lra": OURS}[
+        path.relative_to(ROOT).parts[0]
+    ]
     used = {name.split(".")[0] for name in imports(path)}
     assert used & OURS <= allowed
     for package, files in ONLY.items():
@@ -54,7 +56,11 @@ def test_files_and_functions_stay_small(path):
 
 @pytest.mark.parametrize(
     ("module", "forbidden"),
-    [("lra.cli", ("torch", "hydra", "pandas")), ("lra.table", ("torch", "hydra")), ("lra.tasks.listops", ("torch",))],
+    [
+        ("lra.cli", ("torch", "hydra", "pandas")),
+        ("lra.table", ("torch", "hydra")),
+        ("lra.tasks.listops", ("torch",)),
+    ],
 )
 def test_light_modules_stay_light(module, forbidden):
     code = f"import sys, {module}; print([m for m in {forbidden!r} if m in sys.modules])"

@@ -38,9 +38,7 @@ class Positive:
         exponents -= k.square().sum(-1, keepdim=True) * (self.inverse_root / 2)
         return exponents if hidden is None else exponents.masked_fill_(hidden, -torch.inf)
 
-    def advance(
-        self, k: torch.Tensor, hidden: Hidden, top: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def advance(self, k: torch.Tensor, hidden: Hidden, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Key features ``(N, T, F)`` and the stabiliser that counts these keys in."""
         exponents = self._exponents(k, hidden)
         top = torch.maximum(top, exponents.amax(1, keepdim=True))
@@ -111,9 +109,7 @@ class Trig:
         grad_cosine, grad_sine = grad.chunk(2, -1)
         return (cosine * grad_sine - sine * grad_cosine) @ self.rows
 
-    def advance(
-        self, k: torch.Tensor, hidden: Hidden, top: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def advance(self, k: torch.Tensor, hidden: Hidden, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Key features ``(N, T, F)`` and the stabiliser that counts these keys in."""
         top = torch.maximum(top, self._exponents(k, hidden).amax(1, keepdim=True))
         return self.keys(k, hidden, top), top

@@ -193,17 +193,13 @@ class _Causal(torch.autograd.Function):
             phi_k, new_top = seq.map.advance(k_part, hidden, top)
             carried = state * _decay(top, new_top)
             sums = _fast_chunk(seq.map.queries(q_part, new_top), phi_k, values, carried)
-            exact.append(
-                seq.map.always_exact or _underflows(sums, None if started is None else started[:, part])
-            )
+            exact.append(seq.map.always_exact or _underflows(sums, None if started is None else started[:, part]))
             if exact[-1]:
                 sums = _exact_chunk(seq.map, q_part, k_part, hidden, values, state, top)
             out[:, part], inverse[:, part] = _ratio(sums)
             state, top = torch.baddbmm(carried, phi_k.transpose(1, 2), values), new_top
         out = seq.unflatten(out)
-        ctx.save_for_backward(
-            q, k, v, projection, mask, out, inverse, torch.stack(states), torch.stack([*tops, top])
-        )
+        ctx.save_for_backward(q, k, v, projection, mask, out, inverse, torch.stack(states), torch.stack([*tops, top]))
         ctx.name, ctx.exact = name, exact
         return out
 
@@ -219,9 +215,7 @@ class _Causal(torch.autograd.Function):
             for index, part in reversed(list(enumerate(seq.chunks(CAUSAL_CHUNK)))):
                 grad_sums = _grad_sums(grad[:, part], out[:, part], inverse[:, part])
                 step = _exact_backward if ctx.exact[index] else _fast_backward
-                *parts, grad_state = step(
-                    seq, part, states[index], tops[index], tops[index + 1], grad_sums, grad_state
-                )
+                *parts, grad_state = step(seq, part, states[index], tops[index], tops[index + 1], grad_sums, grad_state)
                 for whole, of_part in zip(grads, parts, strict=True):
                     whole[:, part] = of_part
             return *(seq.unflatten(x) for x in grads), None, None, None
@@ -236,9 +230,7 @@ def _underflows(sums: torch.Tensor, started: torch.Tensor | None) -> bool:
     return bool((lost if started is None else lost & started).any())
 
 
-def _fast_chunk(
-    phi_q: torch.Tensor, phi_k: torch.Tensor, values: torch.Tensor, carried: torch.Tensor
-) -> torch.Tensor:
+def _fast_chunk(phi_q: torch.Tensor, phi_k: torch.Tensor, values: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
     """``(N, T, Ev + 1)`` with one stabiliser for the whole chunk."""
     weights = (phi_q @ phi_k.transpose(1, 2)).tril_()
     return torch.baddbmm(phi_q @ carried, weights, values)

@@ -6,23 +6,17 @@ Shapes: B batch, H heads, L sequence length, E head width, q and k ``(B, H, L, E
 import torch
 
 
-def check_qkv(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None, op: str
-) -> None:
+def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None, op: str) -> None:
     """Raise ``ValueError`` unless q, k, v ``(B, H, L, E)`` and the bool key mask ``(B, L)`` fit together."""
     if not q.dim() == k.dim() == v.dim() == 4:
-        raise ValueError(
-            f"{op}: q, k, v must be (B, H, L, E); got {q.dim()}, {k.dim()} and {v.dim()} dimensions"
-        )
+        raise ValueError(f"{op}: q, k, v must be (B, H, L, E); got {q.dim()}, {k.dim()} and {v.dim()} dimensions")
     if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
         raise ValueError(
             f"{op}: q and k must have one shape (B, H, L, E) and v the same B, H, L; "
             f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise ValueError(
-            f"{op}: q, k, v must share a floating point dtype; got {q.dtype}, {k.dtype}, {v.dtype}"
-        )
+        raise ValueError(f"{op}: q, k, v must share a floating point dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
     if key_mask is None:
         return
     if key_mask.dtype != torch.bool or key_mask.shape != (q.shape[0], q.shape[2]):
@@ -32,9 +26,7 @@ def check_qkv(
         )
 
 
-def zero_hidden(
-    k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def zero_hidden(k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Zero k and v where ``key_mask`` is False.
 
     A zero weight is not enough: 0 * NaN = NaN and 0 * inf = NaN, so what padding holds must be gone before

@@ -54,9 +54,7 @@ def _divide(sums: torch.Tensor) -> torch.Tensor:
     return (numerator / denominator.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 
 
-def _reference(
-    phi_q: torch.Tensor, phi_k: torch.Tensor, values: torch.Tensor, *, causal: bool
-) -> torch.Tensor:
+def _reference(phi_q: torch.Tensor, phi_k: torch.Tensor, values: torch.Tensor, *, causal: bool) -> torch.Tensor:
     """The L x L weights, materialised."""
     weights = phi_q @ phi_k.transpose(-1, -2)
     if causal:

@@ -115,9 +115,7 @@ def _reference(
     return y.to(k.dtype), None if bidirectional else scans[0][-1]
 
 
-def _torch(
-    time_decay: Tensor, u: Tensor, k: Tensor, v: Tensor, **options: object
-) -> tuple[Tensor, State | None]:
+def _torch(time_decay: Tensor, u: Tensor, k: Tensor, v: Tensor, **options: object) -> tuple[Tensor, State | None]:
     """The two-level scan, in a wider dtype where keys differ too much for the narrow one."""
     dtype = torch.promote_types(k.dtype, torch.float32)
     for sums in dict.fromkeys((dtype, torch.float64)):

@@ -77,9 +77,7 @@ def _steps(length: int) -> int:
     return 2 ** (length.bit_length() // 2)
 
 
-def _buffer(
-    length: int, steps: int, *, first: Tensor | float = 0, last: Tensor | float = 0, like: Tensor
-) -> Tensor:
+def _buffer(length: int, steps: int, *, first: Tensor | float = 0, last: Tensor | float = 0, like: Tensor) -> Tensor:
     """Slots ``(2, B, N * T, C)``: ``first (2, B, C)``, L tokens yet to be filled, ``last``, zeros."""
     slots = -(-(length + 2) // steps) * steps
     x = like.new_empty(2, like.shape[0], slots, like.shape[-1])
@@ -198,9 +196,7 @@ def _fill_masked(y: Tensor, hidden: Tensor, w: Tensor, sums: list[Tensor]) -> No
     slot = (position + 1).masked_fill(hidden, 0).cummax(1).values[row, query]
     found, gaps = [sums[0][:, row, slot]], [query - slot]
     if len(sums) == 2:
-        slot_after = (
-            (position + 1).masked_fill(hidden, length + 1).flip(1).cummin(1).values.flip(1)[row, query]
-        )
+        slot_after = (position + 1).masked_fill(hidden, length + 1).flip(1).cummin(1).values.flip(1)[row, query]
         found.append(sums[1][:, row, slot_after])
         # an empty side must not be the near one
         gaps[0] = gaps[0].masked_fill(slot == 0, length)

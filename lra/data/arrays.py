@@ -73,9 +73,7 @@ class Split:
         lengths = self.lengths[indices]
         inside = np.arange(lengths.max(initial=0)) < lengths[:, None]
         # position in the flat tokens of every true token, row after row, as boolean indexing fills them
-        flat = np.arange(lengths.sum()) + np.repeat(
-            self._starts[indices] - np.cumsum(lengths) + lengths, lengths
-        )
+        flat = np.arange(lengths.sum()) + np.repeat(self._starts[indices] - np.cumsum(lengths) + lengths, lengths)
         padded = np.zeros(inside.shape, np.int64)
         padded[inside] = self.tokens[flat]
         return padded, lengths
@@ -88,8 +86,7 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror or error}; "
-            "free space, get permission or choose another data folder"
+            f"cannot write {path}: {error.strerror or error}; free space, get permission or choose another data folder"
         ) from error
 
 
@@ -159,9 +156,7 @@ class Writer:
         """Add rows to ``split``: ``tokens`` (sum of lengths,) end to end, ``lengths`` and ``labels`` (R,)."""
         largest = np.iinfo(self._dtypes["tokens"]).max
         if len(lengths) != len(labels) or lengths.sum() != len(tokens) or lengths.min(initial=1) < 1:
-            raise ValueError(
-                f"{len(tokens)} tokens and {len(labels)} labels do not match {len(lengths)} lengths"
-            )
+            raise ValueError(f"{len(tokens)} tokens and {len(labels)} labels do not match {len(lengths)} lengths")
         if len(tokens) and (tokens.min() < 0 or tokens.max() > largest):
             raise ValueError(f"token ids {tokens.min()}..{tokens.max()} do not fit 0..{largest}")
         state = self._splits.get(split) or self._open(split)
@@ -239,9 +234,7 @@ def read(folder: Path, identity: Identity) -> tuple[dict[str, Any], dict[str, Sp
         raise UserError(f"{folder} does not exist or may not be read; run `{identity.command}`")
     try:
         manifest = _read_manifest(folder / MANIFEST, identity)
-        return manifest, {
-            name: _read_split(folder, name, manifest["splits"][name]["files"]) for name in SPLITS
-        }
+        return manifest, {name: _read_split(folder, name, manifest["splits"][name]["files"]) for name in SPLITS}
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{folder / MANIFEST}: expected rows and files of {', '.join(SPLITS)}, found none ({error}); "
@@ -268,9 +261,7 @@ def _read_manifest(path: Path, identity: Identity) -> dict[str, Any]:
     keys = ("format", "task", "version", "parameters", "details", "splits")
     found = manifest if isinstance(manifest, dict) else {}
     if found.get("format", FORMAT) != FORMAT:
-        raise _Broken(
-            path, f"format {FORMAT}", f"format {found['format']} of another version of this program"
-        )
+        raise _Broken(path, f"format {FORMAT}", f"format {found['format']} of another version of this program")
     if missing := [key for key in keys if key not in found]:
         raise _Broken(path, f"the keys {', '.join(keys)}", f"none of {', '.join(missing)}")
     for key in ("task", "version", "parameters"):
@@ -290,9 +281,7 @@ def _read_split(folder: Path, name: str, files: dict[str, dict[str, Any]]) -> Sp
         arrays[part] = np.memmap(path, dtype, "r") if part == "tokens" else np.fromfile(path, dtype)
     tokens, offsets, labels = (arrays[part] for part in PARTS)
     if len(offsets) != len(labels) + 1:
-        raise _Broken(
-            folder / f"{name}.offsets.bin", f"{len(labels) + 1} offsets for the labels", len(offsets)
-        )
+        raise _Broken(folder / f"{name}.offsets.bin", f"{len(labels) + 1} offsets for the labels", len(offsets))
     if offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 1).any():
         raise _Broken(folder / f"{name}.offsets.bin", f"offsets rising from 0 to {len(tokens)}", "others")
     return Split(tokens, offsets, labels)

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from lra.tasks.base import Task, TaskConfig, TaskInfo
+from lra.tasks.base import Task
 
 REGISTRY: dict[str, str] = {
     "listops": "lra.tasks.listops:ListOps",

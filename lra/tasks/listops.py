@@ -92,9 +92,7 @@ class ListOps:
         for name, (low, high) in limits.items():
             value = getattr(config, name)
             if not low <= value <= high:
-                raise UserError(
-                    f"task.{name}={value}: listops takes {low}..{high}; choose a number in that range"
-                )
+                raise UserError(f"task.{name}={value}: listops takes {low}..{high}; choose a number in that range")
 
     @staticmethod
     def folder(config: Config, data_dir: Path) -> Path:
@@ -174,9 +172,7 @@ class ListOps:
             splits={name: len(split) for name, split in splits.items()},
             metric="accuracy",
             majority_baseline=majority_share(splits["test"].labels),
-            source=f"LRA's files in {config.source}"
-            if config.source
-            else f"generated with seed {config.seed}",
+            source=f"LRA's files in {config.source}" if config.source else f"generated with seed {config.seed}",
             citation=CITATION,
         )
         return info, splits
@@ -292,9 +288,7 @@ def _check_counts(config: Config, folder: Path, name: str, split: Split, entry: 
     recounted = arrays.describe(split.lengths, Counter(split.labels.tolist()))
     for key, found in recounted.items():
         if entry.get(key) != found:
-            raise _disproved(
-                config, folder, f"{key} of {name} to be {entry.get(key)} as in the manifest", found
-            )
+            raise _disproved(config, folder, f"{key} of {name} to be {entry.get(key)} as in the manifest", found)
     shortest = 1 if config.source else config.length // 4 + 1
     longest = config.length if config.source else config.length - 1
     low, high = split.lengths.min(), split.lengths.max()

@@ -79,14 +79,11 @@ def _parse(path: Path) -> Iterator[tuple[int, np.ndarray, int]]:
             cells = text.rstrip("\r\n").split("\t")
             if len(cells) != len(header):
                 raise UserError(
-                    f"{path}:{line}: expected {len(header)} columns, found {len(cells)}; "
-                    "correct or remove the row"
+                    f"{path}:{line}: expected {len(header)} columns, found {len(cells)}; correct or remove the row"
                 )
             label = cells[target].strip()
             if label not in tuple("0123456789"):
-                raise UserError(
-                    f"{path}:{line}: expected a label 0..9, found {label!r}; correct or remove the row"
-                )
+                raise UserError(f"{path}:{line}: expected a label 0..9, found {label!r}; correct or remove the row")
             try:
                 yield line, tokenise(cells[source]), int(label)
             except UserError as error:
@@ -102,8 +99,7 @@ def _block(
     for i in np.flatnonzero(values != expected):
         found = explain(expressions[i]) if values[i] < 0 else f"the row's value is {values[i]}"
         raise UserError(
-            f"{path}:{lines[i]}: expected an expression of value {labels[i]}, but {found}; "
-            "correct or remove the row"
+            f"{path}:{lines[i]}: expected an expression of value {labels[i]}, but {found}; correct or remove the row"
         )
     cut = np.concatenate([expression[:length] for expression in expressions])
     return Rows(cut, np.minimum(lengths, length), expected), int((lengths > length).sum())

@@ -22,9 +22,7 @@ def op(monkeypatch):
         [
             dispatch.Kernel("gpu", lambda x, **_: 2 * x, devices=("cuda",)),
             dispatch.Kernel("absent", lambda x, **_: 2 * x, missing=lambda: "install double-ext"),
-            dispatch.Kernel(
-                "even", lambda x, **_: 2 * x, refuses=lambda x, **_: "give even x" if x % 2 else None
-            ),
+            dispatch.Kernel("even", lambda x, **_: 2 * x, refuses=lambda x, **_: "give even x" if x % 2 else None),
             dispatch.Kernel("plain", lambda x, **_: x + x),
             dispatch.Kernel("broken", fails),
         ],

@@ -69,9 +69,7 @@ def test_loops(kernel, length, features, causal):
     want = reference.favor_attention(q, k, v, projection, features=features, key_mask=mask, causal=causal)
     assert golden.error(out, want) < FORWARD[torch.float32]
     if 1 < length < 64:
-        for got, expected in zip(
-            cases.gradients(out, (q, k, v)), cases.gradients(want, (q, k, v)), strict=True
-        ):
+        for got, expected in zip(cases.gradients(out, (q, k, v)), cases.gradients(want, (q, k, v)), strict=True):
             assert (got - expected).abs().max() < 2e-5 * expected.abs().max().clamp(min=1)
 
 
@@ -214,9 +212,7 @@ def test_error_against_softmax(kind, key):
     q, k, v = (want[x].double() for x in "qkv")
     for num_features, expected in zip(want["m"].tolist(), want[f"relerr_{key}_mean"].tolist(), strict=True):
         errors = [
-            (
-                favor_attention(q, k, v, draw(num_features, 16, kind, seed, torch.float64)) - want["softmax"]
-            ).norm()
+            (favor_attention(q, k, v, draw(num_features, 16, kind, seed, torch.float64)) - want["softmax"]).norm()
             / want["softmax"].norm()
             for seed in range(20)
         ]
@@ -232,9 +228,7 @@ def test_projection_blocks():
     # independent blocks: nothing repeats, not even the directions
     assert (rows[:8] / norms[:8, None] @ (rows[8:16] / norms[8:16, None]).T).abs().max() < 0.999
     assert norms.unique().numel() == 20
-    torch.testing.assert_close(
-        draw(20, 8, "regularised").norm(dim=1), torch.full((20,), 8**0.5), rtol=1e-5, atol=0
-    )
+    torch.testing.assert_close(draw(20, 8, "regularised").norm(dim=1), torch.full((20,), 8**0.5), rtol=1e-5, atol=0)
     # every entry of every row is standard normal, sign included
     many = torch.stack([draw(4, 4, seed=seed) for seed in range(2000)])
     assert many.mean(0).abs().max() < 5 / 2000**0.5

@@ -24,9 +24,7 @@ def test_loops(kernel, length, mode):
     want = reference.linear_attention(q, k, v, **masks)
     assert golden.error(out, want) < 5e-6
     if 1 < length < 101:
-        for got, expected in zip(
-            cases.gradients(out, (q, k, v)), cases.gradients(want, (q, k, v)), strict=True
-        ):
+        for got, expected in zip(cases.gradients(out, (q, k, v)), cases.gradients(want, (q, k, v)), strict=True):
             assert (got - expected).abs().max() < 1e-5 * expected.abs().max().clamp(min=1)
 
 
@@ -78,9 +76,7 @@ def test_gradcheck(kernel, causal, monkeypatch):
 @pytest.mark.parametrize("causal", [False, True], ids=["bidir", "causal"])
 def test_memory_grows_linearly(causal):
     def saved(length):
-        return cases.saved_bytes(
-            lambda *x: linear_attention(*x, causal=causal, kernel="torch"), cases.inputs(length)
-        )
+        return cases.saved_bytes(lambda *x: linear_attention(*x, causal=causal, kernel="torch"), cases.inputs(length))
 
     assert saved(2048) < 2.1 * saved(1024)
     assert saved(2048) < 2 * 2 * 2048 * 2048 * 4 / 8

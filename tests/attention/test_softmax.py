@@ -43,9 +43,7 @@ def test_loops(kernel, length, causal):
     want = reference.softmax_attention(q, k, v, key_mask=mask, causal=causal)
     assert golden.error(out, want) < FORWARD[torch.float32]
     if length < 101:
-        for got, expected in zip(
-            cases.gradients(out, (q, k, v)), cases.gradients(want, (q, k, v)), strict=True
-        ):
+        for got, expected in zip(cases.gradients(out, (q, k, v)), cases.gradients(want, (q, k, v)), strict=True):
             assert (got - expected).abs().max() < 1e-5 * expected.abs().max().clamp(min=1)
 
 

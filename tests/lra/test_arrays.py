@@ -235,9 +235,7 @@ def test_a_folder_that_may_not_be_written_is_reported(tmp_path, monkeypatch, num
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(arrays.Path, "mkdir", refuse)
-    with pytest.raises(
-        UserError, match=rf"cannot write .*partial: {os.strerror(number)}.*another data folder"
-    ):
+    with pytest.raises(UserError, match=rf"cannot write .*partial: {os.strerror(number)}.*another data folder"):
         write(tmp_path / "toy")
     with pytest.raises(UserError, match=r"cannot write .*\.toy\.lock"), arrays.exclusive(tmp_path / "toy"):
         pass

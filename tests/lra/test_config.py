@@ -45,7 +45,15 @@ def test_the_command_line_beats_the_regime():
 
 
 def test_regime_bounds():
-    lengths = {1: "short", 511: "short", 512: "medium", 1999: "medium", 2000: "long", 8000: "long", 8001: "extreme"}
+    lengths = {
+        1: "short",
+        511: "short",
+        512: "medium",
+        1999: "medium",
+        2000: "long",
+        8000: "long",
+        8001: "extreme",
+    }
     assert {n: regime_of(n) for n in lengths} == lengths
 
 
@@ -105,6 +113,14 @@ def test_a_protocol_is_what_backends_and_seeds_share():
 
     assert protocol("attention=linear", "seed=3") == protocol("attention=rwkv4")
     assert protocol("trainer.steps=700") != protocol()
+
+
+def test_seeds_of_one_backend_share_its_hash():
+    def mixer(*overrides: str) -> str:
+        return compose_run(["attention=performer", *overrides]).mixer_fingerprint()
+
+    assert mixer("seed=1") == mixer("seed=2")
+    assert mixer("attention.num_features=8") != mixer()
 
 
 def test_run_ids_are_unique_and_readable():

@@ -43,9 +43,7 @@ def test_ids_are_those_that_prepared_data_holds():
 
 @pytest.mark.parametrize("hash_seed", ["0", "1", "12345"])
 def test_ids_do_not_depend_on_the_process(hash_seed):
-    code = (
-        "from lra.tasks.listops import tokenise as t; print(t('[SM [MED 0 9 ] [MIN 1 ] [MAX 5 ] ]').tolist())"
-    )
+    code = "from lra.tasks.listops import tokenise as t; print(t('[SM [MED 0 9 ] [MIN 1 ] [MAX 5 ] ]').tolist())"
     result = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},

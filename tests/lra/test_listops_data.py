@@ -84,9 +84,7 @@ def test_no_row_occurs_twice(tmp_path):
 def test_too_few_distinct_rows_are_reported(tmp_path):
     # [OP d d d ] is all there is: 4 * 10 ** 3
     config = Config(length=16, max_depth=2, max_args=3)
-    with pytest.raises(
-        UserError, match=r"task.length=16, .*expected 100000 distinct rows, .* than 4000; ask"
-    ):
+    with pytest.raises(UserError, match=r"task.length=16, .*expected 100000 distinct rows, .* than 4000; ask"):
         ListOps.prepare(config, tmp_path, ignore)
     assert not list((tmp_path / "listops").glob("length*"))
 
@@ -105,9 +103,7 @@ def test_a_valid_copy_is_kept_and_an_altered_one_refused(prepared):
     assert (folder.stat().st_mtime_ns, folder.stat().st_ino) == before
     (folder / "test.labels.bin").write_bytes(bytes(400))
     for use in (lambda: ListOps.prepare(config, data, ignore), lambda: ListOps.load(config, data)):
-        with pytest.raises(
-            UserError, match=r"test.labels.bin: expected sha256.*run `lra data prepare listops task"
-        ):
+        with pytest.raises(UserError, match=r"test.labels.bin: expected sha256.*run `lra data prepare listops task"):
             use()
 
 
@@ -140,9 +136,7 @@ def test_verify_finds_wrong_labels_and_wrong_counts(prepared):
     i, j = 0, np.flatnonzero(labels != labels[0])[0]
     swapped[[i, j]] = labels[[j, i]]
     rewrite(folder, "test", "labels", swapped.tobytes())
-    with pytest.raises(
-        UserError, match=rf"expected row 0 of test to have value {labels[j]}, found {labels[i]}"
-    ):
+    with pytest.raises(UserError, match=rf"expected row 0 of test to have value {labels[j]}, found {labels[i]}"):
         ListOps.verify(config, data)
     rewrite(folder, "test", "labels", np.zeros_like(labels).tobytes())
     with pytest.raises(UserError, match="expected labels of test to be"):

@@ -70,9 +70,7 @@ def test_a_row_that_is_wrong_is_named_by_file_and_line(tmp_path, rows, message):
 )
 def test_a_missing_column_is_named(tmp_path, header, missing):
     config = write_source(tmp_path / "lra", header=header)
-    with pytest.raises(
-        UserError, match=rf"basic_train.tsv:1: expected the tab-separated columns .* found {missing};"
-    ):
+    with pytest.raises(UserError, match=rf"basic_train.tsv:1: expected the tab-separated columns .* found {missing};"):
         ListOps.prepare(config, tmp_path / "data", ignore)
 
 

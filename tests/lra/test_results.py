@@ -113,6 +113,4 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_times_without_a_zone_are_utc():
     early, late = make_row(finished="2026-01-01T00:00:00"), make_row(finished="2026-01-01T00:00:00-01:00")
-    assert (
-        results.finished_at(make_row(finished=None)) < results.finished_at(early) < results.finished_at(late)
-    )
+    assert results.finished_at(make_row(finished=None)) < results.finished_at(early) < results.finished_at(late)

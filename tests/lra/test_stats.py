@@ -7,7 +7,12 @@ from lra.stats import is_stuck, wilson
 
 def test_wilson_matches_published_examples():
     # Newcombe 1998, table I, method 3: 81/263, 15/148, 0/20, 1/29
-    expected = {(81, 263): (0.2553, 0.3662), (15, 148): (0.0624, 0.1605), (0, 20): (0.0, 0.1611), (1, 29): (0.0061, 0.1718)}
+    expected = {
+        (81, 263): (0.2553, 0.3662),
+        (15, 148): (0.0624, 0.1605),
+        (0, 20): (0.0, 0.1611),
+        (1, 29): (0.0061, 0.1718),
+    }
     for (correct, total), interval in expected.items():
         assert wilson(correct, total) == pytest.approx(interval, abs=6e-5)
 

@@ -75,9 +75,7 @@ def one_column(rows):
 def test_mean_and_sample_deviation_over_seeds():
     seeds = [(0.30, 10.0, 100.0), (0.40, 20.0, 110.0), (0.50, 60.0, 300.0)]
     rows = [
-        make_row(
-            seed=at, accuracy=accuracy, seconds=Accounts(data=0.0, compute=time), tokens_per_second=speed
-        )
+        make_row(seed=at, accuracy=accuracy, seconds=Accounts(data=0.0, compute=time), tokens_per_second=speed)
         for at, (accuracy, time, speed) in enumerate(seeds)
     ]
     (cell,) = aggregate(rows)
@@ -120,9 +118,7 @@ def test_marks(rows, text):
 
 
 def test_a_missing_cell_and_a_smaller_n_are_shown():
-    rows = [make_row(seed=s) for s in range(3)] + [
-        make_row(task="image", length=1024, seed=s) for s in range(3)
-    ]
+    rows = [make_row(seed=s) for s in range(3)] + [make_row(task="image", length=1024, seed=s) for s in range(3)]
     rows += [make_row("flash", 0), make_row("flash", 1), make_row("flash", 2, status="failed")]
     lines = {line["backend"]: line for line in parse_tables(render(rows))["Test accuracy, %"]}
     assert lines["flash"]["image 1024"] == "–"
@@ -156,9 +152,7 @@ def test_memory_time_size_kernel_and_device():
 def test_unknown_figures_are_blank_never_zero():
     row = make_row(tokens_per_second=None, peak_memory_bytes=None, parameters=None, seconds=Accounts())
     frame = pd.read_csv(io.StringIO(render([row], "csv")))
-    assert (
-        frame[["tokens_per_second", "peak_memory_bytes", "parameters", "train_seconds"]].isna().all(axis=None)
-    )
+    assert frame[["tokens_per_second", "peak_memory_bytes", "parameters", "train_seconds"]].isna().all(axis=None)
     line = one_column([row])["softmax"]
     assert {line[name] for name in ("train s", "tokens/s", "× softmax", "peak MiB", "params")} == {"–"}
 
@@ -219,9 +213,7 @@ def test_two_presets_are_two_blocks():
 
 
 def test_two_settings_of_one_mixer_are_two_backends():
-    rows = [
-        make_row("performer", seed, attention_hash=name) for seed, name in enumerate(("aaaaaaaa", "bbbbbbbb"))
-    ]
+    rows = [make_row("performer", seed, attention_hash=name) for seed, name in enumerate(("aaaaaaaa", "bbbbbbbb"))]
     assert [cell.backend for cell in aggregate(rows)] == ["performer#aaaaaa", "performer#bbbbbb"]
 
 
@@ -234,9 +226,7 @@ def test_the_newest_of_two_equal_runs_counts(caplog):
 
 
 def test_regimes_are_shown_apart():
-    rows = [
-        make_row(task=task, length=length) for task in ("listops", "image") for length in (256, 1024, 4096)
-    ]
+    rows = [make_row(task=task, length=length) for task in ("listops", "image") for length in (256, 1024, 4096)]
     titles = [section.title for section in sections(aggregate(rows))]
     assert titles == [f"Protocol quick: regime {name}" for name in ("short", "medium", "long")]
 

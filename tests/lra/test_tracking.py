@@ -10,8 +10,8 @@ import pytest
 
 from lra import results, tracking
 from lra.config import compose_run
-from lra.train import run
 from lra.tracking import Tracker, wandb_mode
+from lra.train import run
 
 
 def test_the_mode_follows_key_and_environment(monkeypatch, tmp_path):

@@ -121,7 +121,14 @@ def test_cls_needs_both_directions():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("num_layers", 0), ("width", 0), ("dropout", 1.0), ("pooling", "max"), ("positions", "rotary"), ("block", "x")],
+    [
+        ("num_layers", 0),
+        ("width", 0),
+        ("dropout", 1.0),
+        ("pooling", "max"),
+        ("positions", "rotary"),
+        ("block", "x"),
+    ],
 )
 def test_bad_values_name_their_key(key, value):
     with pytest.raises(ValueError, match=f"model.{key}="):
