@@ -7,13 +7,13 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -201,6 +201,8 @@ def resolve(config: DictConfig) -> RunConfig:
         run: RunConfig = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise UserError(describe(error, [])) from None
+    if extra := list(_extra_keys(run)):
+        raise UserError(f"{', '.join(extra)}: there is no such key, and nothing would read it; leave out the +")
     # Hydra's -m may change directories between runs: from here on paths no longer depend on the caller's
     run.data_dir = str(Path(run.data_dir).expanduser().absolute())
     run.runs_dir = str(Path(run.runs_dir).expanduser().absolute())
@@ -210,6 +212,16 @@ def resolve(config: DictConfig) -> RunConfig:
         run.trainer.precision = "bf16" if has_bf16 else "fp32"
     run.validate()
     return run
+
+
+def _extra_keys(node: object, prefix: str = "") -> Iterator[str]:
+    """What a ``+key=value`` put beside the declared fields."""
+    declared = {f.name for f in fields(node)}
+    for name, value in vars(node).items():
+        if name not in declared:
+            yield prefix + name
+        elif is_dataclass(value):
+            yield from _extra_keys(value, f"{prefix}{name}.")
 
 
 def _device(name: str) -> str:
@@ -232,12 +244,18 @@ def compose_run(overrides: list[str]) -> RunConfig:
     try:
         with initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE):
             return resolve(compose("config", overrides))
-    except (ConfigCompositionException, MissingConfigException, OverrideParseException) as error:
+    except COMPOSITION_ERRORS as error:
         raise UserError(describe(error, overrides)) from None
+
+
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
+"""What Hydra raises for a bad override; a group set to null is a plain ``ValueError``."""
 
 
 def describe(error: Exception, overrides: list[str]) -> str:
     """Hydra's and OmegaConf's exceptions as one line: key, expected, found, nearest valid name."""
+    if isinstance(error, UserError):
+        return str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         options = _group_options(group)
@@ -253,6 +271,11 @@ def describe(error: Exception, overrides: list[str]) -> str:
             keys = list(_known_keys(overrides))
             return f"{given}: there is no key {key!r}{_nearest(key, keys)}"
         return f"{given}: {text}"
+    if "Ambiguous value" in text:
+        return f"{text}: one run takes one value; for several use `lra sweep`, or -m"
+    if text.startswith("Config group override"):
+        nulls = [o for o in overrides if o.endswith("=null") and (conf_dir() / o.split("=")[0]).is_dir()]
+        return f"{' '.join(nulls)}: a group needs a name; leave it out for the default"
     culprit = _culprit(str(error), overrides)
     return f"{culprit}: {text}" if culprit and culprit not in text else text
 

@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("action", choices=("list", "prepare", "verify"))
     parser.add_argument("task", nargs="?", help=f"one of {', '.join(lra.tasks.REGISTRY)}")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, such as regime=short or task.seed=1")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if options.action == "list":
         return _list()
     if options.task is None or "=" in options.task:

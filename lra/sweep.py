@@ -189,7 +189,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rerun", action="store_true", help="run finished cells again")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first cell that fails")
     parser.add_argument("--dry-run", action="store_true", help="list the cells and what they cost, run nothing")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     log_to_terminal()
     cells = [Cell(o, compose_run(o)) for o in expand(options.overrides)]
     if options.dry_run:

@@ -12,15 +12,13 @@ from pathlib import Path
 import hydra
 import numpy as np
 import torch
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 import lra.tasks
 from attention import kernels
 from attention import load as load_mixer
 from lra import results
-from lra.config import HYDRA_VERSION_BASE, RunConfig, conf_dir, describe, register, resolve
+from lra.config import COMPOSITION_ERRORS, HYDRA_VERSION_BASE, RunConfig, conf_dir, describe, register, resolve
 from lra.data.arrays import Split
 from lra.environment import device_name, environment, git_state
 from lra.errors import UserError
@@ -36,14 +34,6 @@ EXIT_CODES = {"ok": 0, "stuck": 0, "failed": 1, "oom": 1, "interrupted": 130}
 REPLACED = ".replaced"
 
 log = logging.getLogger("lra")
-
-
-class RunFailedError(RuntimeError):
-    """A run ended without a result; its row says why."""
-
-    def __init__(self, row: ResultRow) -> None:
-        super().__init__(f"{row.run_id}: {row.status}: {row.error}")
-        self.row = row
 
 
 def run(config: RunConfig) -> ResultRow:
@@ -217,7 +207,7 @@ def _fresh_dir(run_dir: Path) -> Path:
 def _log_file(path: Path) -> Iterator[None]:
     """Copy the log of this run, tracebacks included, to ``path``."""
     handler = logging.FileHandler(path)
-    handler.setLevel(logging.DEBUG)
+    log.setLevel(logging.DEBUG)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     try:
@@ -243,7 +233,7 @@ def _terminate_as_interrupt() -> Iterator[None]:
 
 def log_to_terminal() -> None:
     """Plain INFO lines on stderr."""
-    log.setLevel(logging.DEBUG)
+    log.setLevel(logging.INFO)
     log.propagate = False
     if not any(getattr(h, "lra_terminal", False) for h in log.handlers):
         handler = logging.StreamHandler()
@@ -252,34 +242,35 @@ def log_to_terminal() -> None:
         log.addHandler(handler)
 
 
-def _job(config: DictConfig) -> None:
-    row = run(resolve(config))
-    if row.status == "interrupted":
-        raise KeyboardInterrupt
-    if EXIT_CODES[row.status]:
-        raise RunFailedError(row)
-
-
 def main() -> int:
     """Entry point; Hydra reads the overrides from ``sys.argv``. Returns the exit code."""
     log_to_terminal()
     tune_allocator()
     register()
-    # with this set Hydra lets exceptions through, so that every error becomes one line of ours
+    codes = []
+
+    def job(config: DictConfig) -> None:
+        # nothing but an interrupt leaves here as an exception: Hydra would add lines of its own to each
+        try:
+            status = run(resolve(config)).status
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            codes.append(2)
+            return
+        codes.append(EXIT_CODES[status])
+        if status == "interrupted":
+            raise KeyboardInterrupt
+
+    # with this set Hydra lets its own exceptions through, so that they too become one line of ours
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(conf_dir()), config_name="config")(_job)()
+        hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(conf_dir()), config_name="config")(job)()
     except KeyboardInterrupt:
         return EXIT_CODES["interrupted"]
-    except RunFailedError as error:
-        return EXIT_CODES[error.row.status]
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (HydraException, OmegaConfBaseException) as error:
+    except COMPOSITION_ERRORS as error:
         print(f"error: {describe(error, sys.argv[1:])}", file=sys.stderr)
         return 2
-    return 0
+    return max(codes, default=0)
 
 
 if __name__ == "__main__":

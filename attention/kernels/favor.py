@@ -103,10 +103,8 @@ def _reference(
     queries, keys, rows = q.double() * scale, k.double() * scale, projection.double()
     phi_q, phi_k = _features(queries, keys, rows, features, key_mask)
     values = functional.pad(v.double(), (0, 1), value=1.0)  # its last column sums to the denominator
-    if causal:
-        sums = (phi_q @ phi_k.transpose(-1, -2)).tril() @ values
-    else:
-        sums = phi_q @ (phi_k.transpose(-1, -2) @ values)
+    scores = phi_q @ phi_k.transpose(-1, -2)
+    sums = (scores.tril() if causal else scores) @ values
     numerator, denominator = sums[..., :-1], sums[..., -1:]
     empty = denominator == 0
     return (numerator / denominator.masked_fill(empty, 1.0)).masked_fill(empty, 0.0).to(v.dtype)

@@ -1,6 +1,7 @@
 """Tracking: the file is the truth, W&B is a mirror that may break, nothing ever asks or waits."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from lra import results, tracking
 from lra.config import compose_run
 from lra.tracking import Tracker, wandb_mode
 from lra.train import run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_mode_follows_key_and_environment(monkeypatch, tmp_path):
@@ -65,21 +68,27 @@ def test_tracking_never_changes_a_result(tiny, tmp_path):
     assert curves[0] == curves[1]
 
 
-def test_a_key_without_a_server_falls_back_offline_with_one_line(tiny, monkeypatch, caplog):
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nothing listens on the discard port
-    monkeypatch.setattr(tracking, "INIT_TIMEOUT_SECONDS", 3)
-    monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.setattr(tracking.log.parent, "propagate", True)
-    config = compose_run([*tiny, "tracking=auto"])
+def test_a_key_without_a_server_falls_back_offline_with_one_line(tiny, tmp_path):
+    code = "import sys, lra.tracking, lra.train; lra.tracking.INIT_TIMEOUT_SECONDS = 3; sys.exit(lra.train.main())"
+    environment = {k: v for k, v in os.environ.items() if k != "WANDB_MODE"}
+    # nothing listens on the discard port
+    environment |= {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
     start = time.monotonic()
-    with caplog.at_level("INFO", logger="lra"):
-        row = run(config)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *tiny, "tracking=auto"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert time.monotonic() - start < 25
-    assert row.status in ("ok", "stuck")
-    lines = [r.getMessage() for r in caplog.records if "W&B" in r.getMessage()]
-    assert len(lines) == 1
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "W&B" in line or "wandb" in line]
+    assert len(lines) == 1, done.stderr
     assert lines[0].startswith("W&B: offline, the server did not answer")
+    (row,) = results.load_all(tmp_path / "runs")
+    assert row.status in ("ok", "stuck")
 
 
 def test_a_broken_mirror_is_dropped(tiny, tmp_path):
