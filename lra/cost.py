@@ -82,7 +82,7 @@ def describe_cost(configs: list[RunConfig]) -> str:
     """A line per run and the sum."""
     known: dict[str, Estimate] = {}
     lines, total = [], 0.0
-    for config in configs:
+    for config in tqdm(configs, desc="timing a few rows of each network", unit="run", disable=None, leave=False):
         key = config.fingerprint(without=("seed",))
         if key not in known:
             known[key] = estimate(config)
@@ -92,7 +92,7 @@ def describe_cost(configs: list[RunConfig]) -> str:
         lines.append(
             f"  {config.attention.name:<10} {config.task.name}@{config.task.length:<6} seed {config.seed:<3} "
             f"{config.trainer.steps:>7,} steps x {config.trainer.batch_size} rows  {cost.parameters:>11,} parameters  "
-            f"about {tqdm.format_interval(cost.seconds):>9}  {memory}"
+            f"about {_human(cost.seconds):>11}  {memory}"
         )
     head = (
         f"{len(configs)} runs on {configs[0].device}, extrapolated from one or a few rows timed on this machine;\n"

@@ -27,7 +27,7 @@ from lra import results
 from lra.config import RunConfig, compose_run
 from lra.cost import describe_cost
 from lra.errors import UserError
-from lra.train import log_to_terminal, new_row
+from lra.train import log_to_terminal, new_row, terminate_as_interrupt
 
 FINISHED = ("ok", "stuck")
 LINE_EVERY_SECONDS = 20
@@ -125,6 +125,8 @@ def run_cell(cell: Cell, progress: Progress) -> str:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TQDM_DISABLE": "1"},
+            # out of reach of the terminal's Ctrl-C: it gets one signal, from here, and time to write its row
+            start_new_session=True,
         )
         try:
             while process.poll() is None:
@@ -200,20 +202,28 @@ def main(arguments: list[str]) -> int:
     if len(cells) > len(todo):
         log.info("%d of %d runs are finished already; --rerun runs them again", len(cells) - len(todo), len(cells))
     statuses = Counter(skipped=len(cells) - len(todo))
-    progress = Progress(todo)
+    with terminate_as_interrupt():
+        statuses += _run_all(todo, fail_fast=options.fail_fast)
+    log.info("%s", ", ".join(f"{count} {status}" for status, count in statuses.items() if count))
+    return 0 if all(status in (*FINISHED, "skipped") for status, count in statuses.items() if count) else 1
+
+
+def _run_all(cells: list[Cell], *, fail_fast: bool) -> Counter:
+    """Run the cells one after the other; how many ended in which status."""
+    statuses: Counter = Counter()
+    progress = Progress(cells)
     try:
-        for index, cell in enumerate(todo, 1):
+        for index, cell in enumerate(cells, 1):
             progress.begin(index, cell)
             status = run_cell(cell, progress)
             statuses[status] += 1
             progress.end(cell)
-            progress.line(f"[{index}/{len(todo)}] {cell.name}: {_report(cell, status)}")
-            if options.fail_fast and status not in FINISHED:
+            progress.line(f"[{index}/{len(cells)}] {cell.name}: {_report(cell, status)}")
+            if fail_fast and status not in FINISHED:
                 break
     finally:
         progress.close()
-    log.info("%s", ", ".join(f"{count} {status}" for status, count in statuses.items() if count))
-    return 0 if all(status in (*FINISHED, "skipped") for status, count in statuses.items() if count) else 1
+    return statuses
 
 
 def _report(cell: Cell, status: str) -> str:

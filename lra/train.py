@@ -42,7 +42,7 @@ def run(config: RunConfig) -> ResultRow:
     run_dir = _fresh_dir(config.run_dir)
     results.write_atomic(run_dir / "config.yaml", config.yaml())
     row = new_row(config, info)
-    with _log_file(run_dir / "train.log"), _terminate_as_interrupt():
+    with _log_file(run_dir / "train.log"), terminate_as_interrupt():
         log.info("%s", config.run_dir)
         try:
             with Tracker(config, run_dir) as tracker:
@@ -218,7 +218,7 @@ def _log_file(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does: with a row."""
 
     def interrupt(signum: int, frame: object) -> None:
