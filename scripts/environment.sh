@@ -34,7 +34,7 @@ install_torch() {
 }
 
 pip_install() {
-    "$PY" -m pip install --quiet --disable-pip-version-check "$@"
+    "$PY" -m pip install -qq --disable-pip-version-check "$@"
 }
 
 make_environment() {
