@@ -73,6 +73,10 @@ def _build(name: str, compiler: str) -> Path:
 def _compile(name: str, source: Path, folder: str) -> Path:
     from torch.utils import cpp_extension
 
+    # torch calls ninja by name, and the one that pip installed lies beside this interpreter
+    beside = str(Path(sys.executable).parent)
+    if beside not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join((beside, os.environ.get("PATH", "")))
     cpp_extension.load(
         name=f"lra_{name}",
         sources=[str(source)],
