@@ -35,6 +35,13 @@ class Column:
         return (known.index(self.task) if self.task in known else len(known), self.task, self.length)
 
     @property
+    def at_home(self) -> tuple[str, int] | None:
+        """The task and LRA's own length for it, of which there are published numbers; None if LRA lacks the task."""
+        if (self.task, self.length) == PATH_X:
+            return PATH_X
+        return (self.task, NATIVE[self.task]) if self.task in NATIVE else None
+
+    @property
     def native(self) -> bool:
         return NATIVE.get(self.task) == self.length or (self.task, self.length) == PATH_X
 

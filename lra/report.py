@@ -173,10 +173,10 @@ def _warnings(section: Section) -> list[str]:
 
 
 def _published(cells: list[Cell], published: list[dict[str, str]]) -> list[Part]:
-    """Cited numbers for the backends and native columns that we ran, each backend's own above them."""
+    """Cited numbers for the backends and tasks that we ran, each backend's own native results above them."""
     columns = sorted({c.column for c in cells}, key=lambda column: column.order)
-    native = list(dict.fromkeys((c.task, c.length) for c in columns if c.native))
     foreign = list(dict.fromkeys(c.label for c in columns if not c.native))
+    native = list(dict.fromkeys(c.at_home for c in columns if c.at_home))
     lines = [line for line in published if (line["task"], int(line["length"])) in native]
     rows: list[list[str]] = []
     cited: list[dict[str, str]] = []
@@ -190,12 +190,12 @@ def _published(cells: list[Cell], published: list[dict[str, str]]) -> list[Part]
         cited += mine
     notes = list(dict.fromkeys(_citation(line) for line in cited))
     if foreign:
-        notes.append(f"No published number for {', '.join(foreign)}: LRA's scores are for its own lengths only.")
+        notes.append(f"No published number for {', '.join(foreign)}: published scores are for LRA's own lengths only.")
     if native and without:
         notes.append(f"No verified published number for {', '.join(without)}.")
     parts: list[Part] = [Heading("Published numbers, other protocols; for orientation only")]
     if rows:
-        names = ["path-x" if at == PATH_X else at[0] for at in native]
+        names = ["path-x" if at == PATH_X else f"{at[0]} {at[1]}" for at in native]
         caption = "Test accuracy, %, at LRA's own lengths"
         parts.append(Table(caption, ["model", "source", *names], rows, frozenset({0, 1})))
     return [*parts, Notes(notes)] if notes else []
