@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import torch
 
-from lra import bench_cases, bench_measure, bench_peers, bench_report
-from lra.bench_cases import DTYPES, Setting
+from lra import bench_cases, bench_measure, bench_peers, bench_report, bench_targets
+from lra.bench_workload import DTYPES, Setting
 from lra.environment import device_name, environment, git_state
 from lra.errors import UserError
 from lra.meter import tune_allocator
@@ -136,5 +136,5 @@ def run(options: argparse.Namespace) -> dict:
         "matmul_flops_per_second": {"median": statistics.median(peaks), "samples": peaks},
         "results": results,
     }
-    document["targets"] = bench_report.targets(document)
+    document["targets"] = bench_targets.targets(document)
     return document

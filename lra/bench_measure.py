@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lra import bench_cases
-from lra.bench_cases import Case, Setting, Workload
+from lra.bench_workload import Case, Setting, Workload
 from lra.errors import UserError
 from lra.meter import timed
 

@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 from lra import bench_cases
-from lra.bench_cases import Case, Setting
+from lra.bench_workload import Case, Setting, parse_setting
 from lra.meter import MemoryGauge
 
 WARM_UP_LENGTH = 32
@@ -27,5 +27,5 @@ def growth(op: str, name: str, setting: Setting) -> int | None:
 
 
 if __name__ == "__main__":
-    peak = growth(sys.argv[1], sys.argv[2], bench_cases.parse_setting(sys.argv[3]))
+    peak = growth(sys.argv[1], sys.argv[2], parse_setting(sys.argv[3]))
     print("unknown" if peak is None else peak)

@@ -1,13 +1,15 @@
 """What the kernels are compared with: the same ops in plain torch, and other packages' implementations.
 
-The packages come with ``pip install -e '.[bench]'``; each is imported only when its op is timed. Peers take the op's
+The packages come with ``pip install -e '.[bench]'``; each is imported when it is first called. Peers take the op's
 own arguments and give its layout back, without timed conversions that their own callers would not do.
 """
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from torch import Tensor
 from torch.nn import functional
@@ -83,26 +85,26 @@ def _transformers() -> Callable:
     return rwkv_linear_attention_cpu
 
 
-PEERS: dict[str, tuple[str, Callable[[], Callable]]] = {
-    "favor_attention": ("performer-pytorch", _performer_pytorch),
-    "selective_scan": ("mambapy", _mambapy),
-    "wkv4": ("transformers", _transformers),
+PEERS: dict[str, tuple[str, str, Callable[[], Callable]]] = {
+    "favor_attention": ("performer-pytorch", "performer_pytorch", _performer_pytorch),
+    "selective_scan": ("mambapy", "mambapy", _mambapy),
+    "wkv4": ("transformers", "transformers", _transformers),
 }
 
 
 def load(op: str) -> tuple[str, Callable | Missing]:
-    """Name of the op's peer, and its callable or why there is none."""
-    name, importer = PEERS[op]
-    try:
-        return name, importer()
-    except ImportError as error:
-        return name, Missing(name, f"cannot be imported ({error}); {EXTRA}")
+    """Name of the op's peer, and its callable or why there is none. The first call imports the package."""
+    name, module, importer = PEERS[op]
+    if find_spec(module) is None:
+        return name, Missing(name, f"not installed; {EXTRA}")
+    imported = cache(importer)
+    return name, lambda *arguments: imported()(*arguments)
 
 
 def versions() -> dict[str, str | None]:
     """Installed versions of the peers, None for what is absent."""
     found: dict[str, str | None] = {}
-    for name, _ in PEERS.values():
+    for name, *_ in PEERS.values():
         try:
             found[name] = version(name)
         except PackageNotFoundError:
