@@ -21,7 +21,7 @@ MEMORY = (
 
 def table(header: list[str], rows: list[list[str]]) -> list[str]:
     """A markdown table whose source is aligned too; the first column is text, the others are numbers."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    widths = [max(3, *(len(row[i]) for row in [header, *rows])) for i in range(len(header))]
 
     def line(cells: list[str]) -> str:
         padded = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths))]

@@ -244,6 +244,7 @@ def test_the_setting_survives_the_way_to_another_process():
     assert parse_setting(SETTING.encode()) == SETTING
 
 
+@pytest.mark.slow
 def test_memory_is_the_growth_above_the_inputs():
     setting = Setting(1, 4, 16, 1024, "forward", torch.float32, CPU)
     peak = bench_measure.peak_bytes("softmax_attention", "reference", setting)
