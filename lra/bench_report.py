@@ -3,7 +3,7 @@
 import textwrap
 
 from lra.bench_measure import quartiles
-from lra.bench_targets import Spread, over_bandwidth, ratio, spread
+from lra.bench_targets import EQUAL, Spread, over_bandwidth, ratio, spread
 
 METHOD = (
     "Each round calls every case once in turn; a sample repeats a fast call for about 10 ms. Warm-up calls are "
@@ -11,6 +11,10 @@ METHOD = (
     "round, so that drift of the machine cancels. x bytes: times the time to copy the compulsory bytes in the same "
     "round; x FLOP: times the time of the op's products at the matmul peak. error: largest difference from the "
     "reference form, outputs and gradients, as a share of the largest value."
+)
+JUDGED = (
+    "Met or missed is the median ratio against the bound. A kernel is slower than the plain form of its op only if "
+    f"the upper quartile of the ratio is below {1 - EQUAL:g}."
 )
 PASSES = {"train": "forward and backward", "forward": "forward only"}
 MEMORY = (
@@ -108,7 +112,7 @@ def markdown(document: dict) -> str:
         lines += [*_wrap(MEMORY), ""]
     for result in d["results"]:
         lines += section(d, result)
-    lines += ["## Targets", ""]
+    lines += ["## Targets", "", *_wrap(JUDGED), ""]
     rows = []
     for entry in d["targets"]:
         measured = entry["ratio"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lra.bench_measure import quartiles
 
 EQUAL = 0.03
-"""A kernel counts as slower than its plain twin when all quartiles of the ratio are this far below 1."""
+"""A kernel counts as slower than its plain twin when the upper quartile of the ratio is this far below 1."""
 TWIN_LENGTHS = range(128, 16385)
 FROM_LENGTH = 512
 """Targets for any length hold from here: below, starting an op costs more than what it does."""
