@@ -11,6 +11,7 @@ usage: lra COMMAND [ARGUMENT ...]
   train   one run:        lra train task=listops attention=performer regime=short seed=0
   sweep   many runs:      lra sweep task=listops attention=flash,performer,rwkv4 seed=0,1,2
   table   compare runs:   lra table [--format md|csv|latex|html]
+  bench   time the ops:   lra bench ops [--lengths 512,2048] [--ops wkv4,...] [--out PREFIX]
   data    prepare data:   lra data list | prepare TASK | verify TASK [task.KEY=VALUE regime=...]
   doctor  what this machine has: devices, compilers, kernels, data, W&B
 
@@ -43,6 +44,12 @@ def _data(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _bench(arguments: list[str]) -> int:
+    from lra.bench import main
+
+    return main(arguments)
+
+
 def _doctor(arguments: list[str]) -> int:
     from lra.doctor import main
 
@@ -54,6 +61,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sweep": _sweep,
     "table": _table,
     "data": _data,
+    "bench": _bench,
     "doctor": _doctor,
 }
 

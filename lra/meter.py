@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +44,18 @@ def _status_bytes(field: str) -> int | None:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def timed(device: torch.device, run: Callable[[], object]) -> float:
+    """Seconds that one call of ``run`` takes, the work that it queues on the device included."""
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    run()
+    if cuda:
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 class MemoryGauge:
