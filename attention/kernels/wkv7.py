@@ -136,6 +136,15 @@ def _fla_missing() -> str | None:
     return None
 
 
+def _fla_refuses(*inputs: Tensor, state: Tensor | None) -> str | None:
+    v = inputs[3]
+    if v.dtype not in (torch.bfloat16, torch.float16):
+        return f"it takes bfloat16 or float16, not {v.dtype}; use autocast"
+    if min(v.shape[-1], inputs[0].shape[-1]) < 16:
+        return "its tensor-core products need heads of width 16 or more; use fewer heads"
+    return None
+
+
 def _check(r: Tensor, logw: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor | None) -> None:
     named = {"logw": logw, "k": k, "a": a, "b": b}
     if r.dim() != 4 or r.shape[1] == 0:
@@ -158,6 +167,7 @@ def _check(r: Tensor, logw: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, 
 dispatch.register(
     "wkv7",
     [
+        dispatch.Kernel("fla", _fla, devices=("cuda",), missing=_fla_missing, refuses=_fla_refuses),
         dispatch.Kernel("cpp", _cpp, devices=("cpu",), missing=partial(native.missing, "wkv7")),
         dispatch.Kernel("torch", _torch),
         dispatch.Kernel("reference", _reference),

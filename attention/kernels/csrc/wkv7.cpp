@@ -17,7 +17,9 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace {
