@@ -5,5 +5,6 @@ from attention.kernels.favor import favor_attention
 from attention.kernels.linear import linear_attention
 from attention.kernels.softmax import softmax_attention
 from attention.kernels.wkv4 import wkv4
+from attention.kernels.wkv7 import wkv7
 
-__all__ = ["available", "favor_attention", "last_used", "linear_attention", "softmax_attention", "wkv4"]
+__all__ = ["available", "favor_attention", "last_used", "linear_attention", "softmax_attention", "wkv4", "wkv7"]
