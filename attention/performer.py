@@ -47,9 +47,11 @@ class Performer(MultiHead):
         super().__init__(config, width, layer=layer, num_layers=num_layers)
         if config.features not in FEATURES:
             raise ValueError(f"attention.features={config.features!r} is unknown; choose {' | '.join(FEATURES)}")
-        for key in ("num_features", "redraw_interval"):
-            if getattr(config, key) < 0:
-                raise ValueError(f"attention.{key}={getattr(config, key)} is negative; 0 takes the default")
+        for key, high in (("num_features", 2**16), ("redraw_interval", 10**9)):
+            if not 0 <= getattr(config, key) <= high:
+                raise ValueError(
+                    f"attention.{key}={getattr(config, key)} is out of range; give 1 ... {high}, or 0 for the default"
+                )
         self.layer = layer
         # in the state dict: evaluation and a resumed run must use the projection that was trained with
         self.register_buffer("projection", self._draw(step=0, width=width // config.num_heads))

@@ -1,5 +1,6 @@
 """The ``lra`` command. Each subcommand imports what it needs when it is called, so that help is instant."""
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -86,7 +87,13 @@ def main() -> int:
         print(f"error: there is no command {name!r}; choose {' | '.join(COMMANDS)}{hint}", file=sys.stderr)
         return 2
     try:
-        return COMMANDS[name](rest)
+        code = COMMANDS[name](rest)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # the reader, such as `head`, has seen enough; the interpreter must not flush into the closed pipe again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

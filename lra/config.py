@@ -6,8 +6,9 @@ Values live in ``conf/``; the dataclasses here and beside each mixer and task sa
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,12 +25,13 @@ from attention.kernels import available
 from lra.errors import UserError
 from lra.regimes import regime_of
 from lra.tasks.base import TaskConfig
-from models.encoder import EncoderConfig
+from models.encoder import Encoder, EncoderConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 HYDRA_VERSION_BASE = "1.3"
 SCHEDULES = ("cosine", "rsqrt")
 PRECISIONS = ("auto", "fp32", "bf16")
+MOST = 10**9
 TRACKING_MODES = ("auto", "online", "offline", "disabled")
 
 
@@ -72,9 +74,12 @@ class TrainerConfig:
 
     def validate(self) -> None:
         """Raise ``ValueError`` naming the key that does not fit."""
+        for key, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"trainer.{key}={value} is not finite; give a number")
         for key in ("steps", "batch_size", "accumulation", "eval_every", "log_every"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"trainer.{key}={getattr(self, key)} is too small; give at least 1")
+            if not 1 <= getattr(self, key) <= MOST:
+                raise ValueError(f"trainer.{key}={getattr(self, key)} is out of range; give 1 ... {MOST}")
         for key in ("warmup", "timing_warmup", "clip", "weight_decay"):
             if getattr(self, key) < 0:
                 raise ValueError(f"trainer.{key}={getattr(self, key)} is negative; give 0 or more")
@@ -132,6 +137,11 @@ class RunConfig:
             self.model.validate()
             self.trainer.validate()
             mixer = attention.load(self.attention.name)
+            if type(self.attention) is not mixer.Config:
+                raise ValueError(
+                    f"attention.name={self.attention.name} does not fit the other options of attention; "
+                    f"choose the backend with attention={self.attention.name}"
+                )
             if not (mixer.causal if self.attention.causal else mixer.bidirectional):
                 raise ValueError(f"attention={self.attention.name} has no form for causal={self.attention.causal}")
             kernels = ("auto", *available(mixer.op, self.device))
@@ -140,15 +150,23 @@ class RunConfig:
                     f"attention.kernel={self.attention.kernel} is unknown for attention={self.attention.name} on "
                     f"{self.device}; choose {' | '.join(kernels)}"
                 )
-            # building one mixer runs every check that the mixer itself makes
-            attention.build(self.attention, self.model.width, num_layers=self.model.num_layers)
+            # building one block runs every check that the encoder and the mixer make themselves
+            Encoder(replace(self.model, num_layers=1), self.attention, vocab_size=2, length=1)
+            task = lra.tasks.load(self.task.name)
         except ValueError as error:
             raise UserError(str(error)) from None
+        for key in ("data_dir", "runs_dir"):
+            if not getattr(self, key):
+                raise UserError(f"{key}= is empty; name a folder, or leave it out for the default")
         if self.tracking.mode not in TRACKING_MODES:
             raise UserError(f"tracking.mode={self.tracking.mode!r} is unknown; choose {' | '.join(TRACKING_MODES)}")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed={self.seed} is out of range; give 0 ... 2**32 - 1")
-        lra.tasks.load(self.task.name).check(self.task)
+        if type(self.task) is not task.Config:
+            raise UserError(
+                f"task.name={self.task.name} does not fit the other options of task; use task={self.task.name}"
+            )
+        task.check(self.task)
 
     def fingerprint(self, *, without: tuple[str, ...] = ()) -> str:
         """Hash of the fields that change numbers, less ``without``."""
@@ -204,8 +222,9 @@ def resolve(config: DictConfig) -> RunConfig:
     if extra := list(_extra_keys(run)):
         raise UserError(f"{', '.join(extra)}: there is no such key, and nothing would read it; leave out the +")
     # Hydra's -m may change directories between runs: from here on paths no longer depend on the caller's
-    run.data_dir = str(Path(run.data_dir).expanduser().absolute())
-    run.runs_dir = str(Path(run.runs_dir).expanduser().absolute())
+    for key in ("data_dir", "runs_dir"):
+        if getattr(run, key):
+            setattr(run, key, str(Path(getattr(run, key)).expanduser().absolute()))
     run.device = _device(run.device)
     if run.trainer.precision == "auto":
         has_bf16 = run.device.startswith("cuda") and torch.cuda.is_bf16_supported()
@@ -231,7 +250,7 @@ def _device(name: str) -> str:
         kind = torch.device(name).type
     except RuntimeError:
         kind = ""
-    if kind not in ("cpu", "cuda"):
+    if kind not in ("cpu", "cuda") or kind == "cpu" and name != "cpu":
         raise UserError(f"device={name!r} is unknown; choose auto | cpu | cuda | cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device={name} was asked for, but torch sees no CUDA device; use device=cpu or device=auto")
@@ -271,11 +290,11 @@ def describe(error: Exception, overrides: list[str]) -> str:
             keys = list(_known_keys(overrides))
             return f"{given}: there is no key {key!r}{_nearest(key, keys)}"
         return f"{given}: {text}"
-    if "Ambiguous value" in text:
+    if "Ambiguous value" in text or "requires --multirun" in text:
         return f"{text}: one run takes one value; for several use `lra sweep`, or -m"
     if text.startswith("Config group override"):
         nulls = [o for o in overrides if o.endswith("=null") and (conf_dir() / o.split("=")[0]).is_dir()]
-        return f"{' '.join(nulls)}: a group needs a name; leave it out for the default"
+        return f"{' '.join(nulls) or text}: a group needs a name; leave it out for the default"
     culprit = _culprit(str(error), overrides)
     return f"{culprit}: {text}" if culprit and culprit not in text else text
 
@@ -290,7 +309,7 @@ def _group_options(group: str) -> list[str]:
 
 
 def _nearest(name: str, choices: list[str]) -> str:
-    found = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    found = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else ""
 
 

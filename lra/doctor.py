@@ -75,6 +75,9 @@ def _tracking() -> Iterator[Line]:
 
 def main(arguments: list[str]) -> int:
     """Print the report."""
+    if arguments in (["-h"], ["--help"]):
+        print("usage: lra doctor\n\nTell what this machine has: software, devices, compilers, kernels, data, W&B.")
+        return 0
     if arguments:
         raise UserError(f"lra doctor takes no arguments, found {' '.join(arguments)}")
     sections = {

@@ -17,11 +17,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("task", nargs="?", help=f"one of {', '.join(lra.tasks.REGISTRY)}")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, such as regime=short or task.seed=1")
     options = parser.parse_intermixed_args(arguments)
+    words = [word for word in (options.task, *options.overrides) if word]
+    tasks = [word for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word]
+    for name in tasks:
+        if name not in lra.tasks.REGISTRY:
+            raise UserError(f"task={name} is unknown; choose {' | '.join(lra.tasks.REGISTRY)}")
     if options.action == "list":
-        return _list()
-    if options.task is None or "=" in options.task:
-        raise UserError(f"lra data {options.action}: name a task; choose {' | '.join(lra.tasks.REGISTRY)}")
-    config = compose_run([f"task={options.task}", *options.overrides])
+        return _list(tasks or list(lra.tasks.REGISTRY), overrides)
+    if len(tasks) != 1:
+        raise UserError(f"lra data {options.action}: name one task; choose {' | '.join(lra.tasks.REGISTRY)}")
+    config = compose_run([f"task={tasks[0]}", *overrides])
     return _prepare(config) if options.action == "prepare" else _verify(config)
 
 
@@ -43,9 +49,9 @@ def _verify(config: RunConfig) -> int:
     return 0
 
 
-def _list() -> int:
-    for name in lra.tasks.REGISTRY:
-        config = compose_run([f"task={name}"])
+def _list(names: list[str], overrides: list[str]) -> int:
+    for name in names:
+        config = compose_run([f"task={name}", *overrides])
         parent = lra.tasks.load(name).folder(config.task, Path(config.data_dir)).parent
         found = sorted(p.parent for p in parent.glob("[!.]*/manifest.json")) if parent.is_dir() else []
         for folder in found:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import tempfile
 import types
@@ -13,7 +14,10 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "failed", "oom", "stuck", "interrupted")
+SCORED = ("ok", "stuck")
+"""Statuses of a finished run; it has a test accuracy."""
 RESULT_FILE = "result.json"
+MAX_LENGTH = 2**31 - 1
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +136,8 @@ def load(path: Path) -> ResultRow:
         raw = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"is not valid JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("is not valid JSON of a result (nested too deeply)") from None
     row = _build(ResultRow, raw)
     _check_ranges(row)
     return row
@@ -200,12 +206,23 @@ def _check_ranges(row: ResultRow) -> None:
             raise ValueError(f"has {name} = {value!r}, expected a number in [0, 1] or null")
     amounts = {**asdict(row), **{f"seconds.{name}": value for name, value in asdict(row.seconds).items()}}
     for name, value in amounts.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"has {name} = {value!r}, expected a finite number or null")
         if name != "seed" and isinstance(value, int | float) and value < 0:
             raise ValueError(f"has {name} = {value!r}, expected no negative number")
     for name in ("test_interval", "step_ms_quartiles"):
         value = getattr(row, name)
         if value is not None and (len(value) != 2 or value[0] > value[1]):
             raise ValueError(f"has {name} = {value!r}, expected [low, high]")
+    if row.test_interval is not None and not 0 <= row.test_interval[0] <= row.test_interval[1] <= 1:
+        raise ValueError(f"has test_interval = {row.test_interval!r}, expected shares in [0, 1]")
+    if row.status in SCORED and row.test_accuracy is None:
+        raise ValueError(f"has status {row.status!r} without a test_accuracy")
+    if not row.task or not row.attention or not 1 <= row.length <= MAX_LENGTH:
+        raise ValueError(
+            f"has task {row.task!r}, attention {row.attention!r} and length {row.length}, "
+            f"expected names and a length of 1 to {MAX_LENGTH}"
+        )
     try:
         finished_at(row)
     except ValueError:

@@ -5,6 +5,7 @@ die (a signal, the system's out-of-memory killer) without taking the others alon
 """
 
 import argparse
+import ctypes
 import itertools
 import json
 import logging
@@ -27,11 +28,12 @@ from lra import results
 from lra.config import RunConfig, compose_run
 from lra.cost import describe_cost
 from lra.errors import UserError
-from lra.train import log_to_terminal, new_row, terminate_as_interrupt
+from lra.train import fresh_dir, log_to_terminal, new_row, only_process, terminate_as_interrupt
 
-FINISHED = ("ok", "stuck")
 LINE_EVERY_SECONDS = 20
 """Where stderr is no terminal, one line of progress in this interval replaces the bar."""
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 log = logging.getLogger("lra.sweep")
 
@@ -64,6 +66,10 @@ def expand(overrides: list[str]) -> list[list[str]]:
         raise UserError(f"{error.override}: not a valid override; write key=value or key=value,value") from None
     axes = []
     for override in parsed:
+        if override.is_interval_sweep() or override.is_glob_sweep():
+            raise UserError(
+                f"{override.input_line}: a sweep needs values; write key=value,value or key=range(low,high)"
+            )
         if override.is_sweep_override():
             key = override.get_key_element()
             axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
@@ -114,6 +120,12 @@ class Progress:
         self._bar.close()
 
 
+def _end_with_parent() -> None:
+    """In the child: get SIGTERM when the sweep dies, even by SIGKILL, so that no orphan goes on training."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def run_cell(cell: Cell, progress: Progress) -> str:
     """Run one cell in its own process; returns its status, and leaves a row whatever happened."""
     started = time.time()
@@ -127,6 +139,7 @@ def run_cell(cell: Cell, progress: Progress) -> str:
             env={**os.environ, "TQDM_DISABLE": "1"},
             # out of reach of the terminal's Ctrl-C: it gets one signal, from here, and time to write its row
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             while process.poll() is None:
@@ -154,7 +167,10 @@ def _settle(cell: Cell, code: int, output: str, started: float) -> str:
         error = f"exit code {code}: killed, often by the system's out-of-memory killer"
     row = new_row(cell.config)
     row.status, row.error = "failed", error
-    results.save(row, cell.config.run_dir)
+    with only_process(cell.config):
+        if path.exists():  # of an earlier run: kept, not overwritten
+            fresh_dir(cell.config)
+        results.save(row, cell.config.run_dir)
     return row.status
 
 
@@ -193,19 +209,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="list the cells and what they cost, run nothing")
     options = parser.parse_intermixed_args(arguments)
     log_to_terminal()
-    cells = [Cell(o, compose_run(o)) for o in expand(options.overrides)]
+    every = [Cell(o, compose_run(o)) for o in expand(options.overrides)]
+    cells = list({c.config.run_id: c for c in every}.values())
     if options.dry_run:
         print(describe_cost([c.config for c in cells]))
         return 0
     check_data(cells)
-    todo = [c for c in cells if options.rerun or c.status() not in FINISHED]
+    todo = [c for c in cells if options.rerun or c.status() not in results.SCORED]
     if len(cells) > len(todo):
         log.info("%d of %d runs are finished already; --rerun runs them again", len(cells) - len(todo), len(cells))
     statuses = Counter(skipped=len(cells) - len(todo))
     with terminate_as_interrupt():
         statuses += _run_all(todo, fail_fast=options.fail_fast)
     log.info("%s", ", ".join(f"{count} {status}" for status, count in statuses.items() if count))
-    return 0 if all(status in (*FINISHED, "skipped") for status, count in statuses.items() if count) else 1
+    return 0 if all(status in (*results.SCORED, "skipped") for status, count in statuses.items() if count) else 1
 
 
 def _run_all(cells: list[Cell], *, fail_fast: bool) -> Counter:
@@ -219,7 +236,7 @@ def _run_all(cells: list[Cell], *, fail_fast: bool) -> Counter:
             statuses[status] += 1
             progress.end(cell)
             progress.line(f"[{index}/{len(cells)}] {cell.name}: {_report(cell, status)}")
-            if fail_fast and status not in FINISHED:
+            if fail_fast and status not in results.SCORED:
                 break
     finally:
         progress.close()
@@ -228,7 +245,7 @@ def _run_all(cells: list[Cell], *, fail_fast: bool) -> Counter:
 
 def _report(cell: Cell, status: str) -> str:
     row = results.load(cell.config.run_dir / results.RESULT_FILE)
-    if status in FINISHED:
+    if status in results.SCORED:
         accuracy = f"test {100 * row.test_accuracy:.1f} % (majority {100 * row.majority_baseline:.1f} %)"
         return f"{status}, {accuracy}, trained in {row.train_seconds:.0f} s"
     return f"{status}: {row.error} ({cell.config.run_dir})"

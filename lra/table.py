@@ -12,13 +12,11 @@ from lra import results
 from lra.cells import Cell, Column
 from lra.errors import UserError
 from lra.render import FORMATS, render_cells
-from lra.results import ResultRow
+from lra.results import SCORED, ResultRow
 
 PUBLISHED = Path(__file__).parents[1] / "results" / "published.csv"
 BASELINE = "softmax"
 """The yardstick of speed."""
-SCORED = ("ok", "stuck")
-"""A stuck run has a measured accuracy, and leaving it out would flatter the backend."""
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +33,8 @@ def aggregate(rows: Iterable[ResultRow]) -> list[Cell]:
     return sorted(cells, key=lambda cell: (_rank(cell.backend), cell.column.order))
 
 
-def render(rows: Iterable[ResultRow], fmt: str = "md") -> str:
-    """The comparison table of ``rows`` as ``md``, ``csv``, ``latex`` or ``html``."""
-    cells = aggregate(rows)
+def render(cells: list[Cell], fmt: str = "md") -> str:
+    """The comparison table of ``cells`` as ``md``, ``csv``, ``latex`` or ``html``."""
     if fmt == "csv":
         return tidy(cells).to_csv(index=False, lineterminator="\n")
     return render_cells(cells, read_published(), fmt)
@@ -91,15 +88,21 @@ def main(argv: list[str]) -> int:
     rows = load_rows(options.runs)
     from lra.plot import draw  # slow to import, and needed only once there is something to draw
 
-    texts = {fmt: render(rows, fmt) for fmt in ("md", "csv", options.format)}
-    contents = {**{fmt: texts[fmt] for fmt in ("md", "csv")}, "png": draw(aggregate(rows))}
+    cells = aggregate(rows)
+    texts = {fmt: render(cells, fmt) for fmt in ("md", "csv", options.format)}
+    contents = {**{fmt: texts[fmt] for fmt in ("md", "csv")}, "png": draw(cells)}
     for suffix, content in contents.items():
         path = options.out.with_name(f"{options.out.name}.{suffix}")
         try:
             results.write_atomic(path, content)
         except OSError as error:
             raise UserError(f"--out {options.out}: cannot write {path} ({error.strerror}); choose another") from None
-    print(texts[options.format], end="")
+    try:
+        print(texts[options.format], end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot print the table ({error.strerror}); it is in {options.out}.*") from None
     return 0
 
 
@@ -130,7 +133,10 @@ def _newest(rows: Iterable[ResultRow]) -> pd.DataFrame:
 
 
 def _cell(backend: str, column: Column, runs: pd.DataFrame) -> Cell:
-    """Summary of the runs of one cell. Figures come from the scored runs; failed ones are only counted."""
+    """Summary of the runs of one cell. Figures come from the scored runs; failed ones are only counted.
+
+    A stuck run is scored: it has a measured accuracy, and leaving it out would flatter the backend.
+    """
     counts = runs["status"].value_counts().sort_index()
     scored = runs[runs["status"].isin(SCORED)]
     accuracy = pd.to_numeric(scored["test_accuracy"]).dropna()

@@ -1,5 +1,7 @@
 """One run, from a configuration to a result row: ``lra train`` and ``python -m lra.train``."""
 
+import errno
+import fcntl
 import logging
 import os
 import signal
@@ -31,7 +33,8 @@ from lra.trainer import Score, Trainer, parameter_count
 from models import build_model
 
 EXIT_CODES = {"ok": 0, "stuck": 0, "failed": 1, "oom": 1, "interrupted": 130}
-REPLACED = ".replaced"
+REPLACED, LOCKS = ".replaced", ".locks"
+"""Below ``runs_dir``, hidden from the table."""
 
 log = logging.getLogger("lra")
 
@@ -39,10 +42,9 @@ log = logging.getLogger("lra")
 def run(config: RunConfig) -> ResultRow:
     """Train, select on validation, test once. The row is on disk when this returns, whatever happened."""
     info, splits = lra.tasks.load(config.task.name).load(config.task, Path(config.data_dir))
-    run_dir = _fresh_dir(config.run_dir)
-    results.write_atomic(run_dir / "config.yaml", config.yaml())
     row = new_row(config, info)
-    with _log_file(run_dir / "train.log"), terminate_as_interrupt():
+    with only_process(config), _log_file(fresh_dir(config)), terminate_as_interrupt():
+        run_dir = config.run_dir
         log.info("%s", config.run_dir)
         try:
             with Tracker(config, run_dir) as tracker:
@@ -157,15 +159,16 @@ def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
 
 
 def _close_row(row: ResultRow, error: BaseException) -> None:
+    text = str(error).strip()
+    first_line = text.splitlines()[0] if text else ""
     if isinstance(error, KeyboardInterrupt):
         row.status, row.error = "interrupted", "stopped by the user or by SIGTERM"
     elif isinstance(error, torch.OutOfMemoryError | MemoryError):
-        row.status, row.error = "oom", str(error).splitlines()[0]
+        row.status, row.error = "oom", first_line
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        row.status, row.error = "failed", f"cannot write ({error.strerror}); free space, or give another runs_dir=..."
     else:
-        row.status, row.error = (
-            "failed",
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-        )
+        row.status, row.error = "failed", f"{type(error).__name__}: {first_line}"
 
 
 def _summary(row: ResultRow) -> dict[str, object]:
@@ -186,27 +189,52 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _fresh_dir(run_dir: Path) -> Path:
-    """An empty run directory; an earlier one of the same run is kept under ``.replaced``."""
-    try:
+@contextmanager
+def only_process(config: RunConfig) -> Iterator[None]:
+    """Hold the run for this process: two of them must not write into one directory."""
+    path = config.run_dir.parent / LOCKS / config.run_id
+    with _writing(config):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{config.run_dir}: another process is at this run; wait for it, stop it, or give another runs_dir=..."
+            ) from None
+        yield
+
+
+def fresh_dir(config: RunConfig) -> Path:
+    """Make the run directory with its ``config.yaml``; an earlier one of the same run is kept in ``.replaced``."""
+    run_dir = config.run_dir
+    with _writing(config):
         if run_dir.exists():
             stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
             kept = run_dir.parent / REPLACED / f"{run_dir.name}-{stamp}"
             kept.parent.mkdir(exist_ok=True)
             run_dir.rename(kept)
         run_dir.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"runs_dir={run_dir.parent}: cannot create a run directory there ({error.strerror}); "
-            f"free space or fix its permissions, or give another runs_dir=..."
-        ) from None
+        results.write_atomic(run_dir / "config.yaml", config.yaml())
     return run_dir
 
 
 @contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    """Copy the log of this run, tracebacks included, to ``path``."""
-    handler = logging.FileHandler(path)
+def _writing(config: RunConfig) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"runs_dir={config.runs_dir}: cannot write a run directory there ({error.strerror}); "
+            f"free space or fix its permissions, or give another runs_dir=..."
+        ) from None
+
+
+@contextmanager
+def _log_file(run_dir: Path) -> Iterator[None]:
+    """Copy the log of this run, tracebacks included, to its ``train.log``."""
+    handler = logging.FileHandler(run_dir / "train.log")
     log.setLevel(logging.DEBUG)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
@@ -261,13 +289,15 @@ def main() -> int:
         if status == "interrupted":
             raise KeyboardInterrupt
 
+    # Hydra 1.3 takes -m only before or after all overrides
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     # with this set Hydra lets its own exceptions through, so that they too become one line of ours
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(conf_dir()), config_name="config")(job)()
     except KeyboardInterrupt:
         return EXIT_CODES["interrupted"]
-    except COMPOSITION_ERRORS as error:
+    except (*COMPOSITION_ERRORS, OSError) as error:
         print(f"error: {describe(error, sys.argv[1:])}", file=sys.stderr)
         return 2
     return max(codes, default=0)

@@ -40,9 +40,9 @@ class EncoderConfig:
 
     def validate(self) -> None:
         """Raise ``ValueError`` naming the key that does not fit."""
-        for key, low in (("num_layers", 1), ("width", 1), ("num_heads", 1), ("ffn_width", 1)):
-            if getattr(self, key) < low:
-                raise ValueError(f"model.{key}={getattr(self, key)} is too small; give at least {low}")
+        for key, high in (("num_layers", 1000), ("width", 2**16), ("num_heads", 2**16), ("ffn_width", 2**18)):
+            if not 1 <= getattr(self, key) <= high:
+                raise ValueError(f"model.{key}={getattr(self, key)} is out of range; give 1 ... {high}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout={self.dropout} is no probability; give a number in [0, 1)")
         for key, choices in (("pooling", POOLINGS), ("positions", POSITIONS), ("block", BLOCKS)):

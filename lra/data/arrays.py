@@ -256,7 +256,7 @@ def _read_manifest(path: Path, identity: Identity) -> dict[str, Any]:
         manifest = json.loads(path.read_text())
     except OSError as error:
         raise _Broken(path, "a manifest", error.strerror) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _Broken(path, "JSON", f"text that does not parse ({error})") from None
     keys = ("format", "task", "version", "parameters", "details", "splits")
     found = manifest if isinstance(manifest, dict) else {}
@@ -264,6 +264,9 @@ def _read_manifest(path: Path, identity: Identity) -> dict[str, Any]:
         raise _Broken(path, f"format {FORMAT}", f"format {found['format']} of another version of this program")
     if missing := [key for key in keys if key not in found]:
         raise _Broken(path, f"the keys {', '.join(keys)}", f"none of {', '.join(missing)}")
+    for key in ("details", "splits"):
+        if not isinstance(found[key], dict):
+            raise _Broken(path, f"an object as {key}", f"{found[key]!r:.40}")
     for key in ("task", "version", "parameters"):
         if found[key] != getattr(identity, key):
             raise _Broken(path, f"{key} {getattr(identity, key)}", found[key])

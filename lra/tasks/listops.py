@@ -117,7 +117,7 @@ class ListOps:
     def prepare(config: Config, data_dir: Path, progress: Callable[[int, int], None]) -> Path:
         """Build the arrays unless a valid copy is there; ``progress(done, total)`` in rows."""
         ListOps.check(config)
-        folder, identity = ListOps.folder(config, data_dir), _identity(config)
+        folder, identity = ListOps.folder(config, data_dir), _identity(config, data_dir)
         if os.path.exists(folder):
             _check_copy(config, folder)
             return folder
@@ -139,8 +139,10 @@ class ListOps:
         """Recount, rehash and recompute every label; one line per proven fact, ``UserError`` otherwise."""
         ListOps.check(config)
         folder = ListOps.folder(config, data_dir)
-        manifest, splits = arrays.read(folder, _identity(config))
+        manifest, splits = arrays.read(folder, _identity(config, folder.parents[1]))
         truncated = manifest["details"].get("truncated_rows", dict.fromkeys(splits, 0))
+        if not (isinstance(truncated, dict) and all(isinstance(truncated.get(name), int) for name in splits)):
+            raise _disproved(config, folder, "details.truncated_rows to count the rows of every split", truncated)
         facts = [f"{folder}: all files have the size and sha256 of the manifest"]
         seen: Counter[bytes] = Counter()
         for name, split in splits.items():
@@ -162,7 +164,7 @@ class ListOps:
     def load(config: Config, data_dir: Path) -> tuple[TaskInfo, dict[str, Split]]:
         """Open the prepared arrays; ``UserError`` if they are missing, altered or of another version."""
         ListOps.check(config)
-        _, splits = arrays.read(ListOps.folder(config, data_dir), _identity(config))
+        _, splits = arrays.read(ListOps.folder(config, data_dir), _identity(config, data_dir))
         info = TaskInfo(
             name="listops",
             version=VERSION,
@@ -186,7 +188,7 @@ def _source(config: Config) -> Path:
     return Path(config.source).expanduser().resolve()
 
 
-def _identity(config: Config) -> Identity:
+def _identity(config: Config, data_dir: Path) -> Identity:
     """What the arrays of ``config`` are, and the command that builds them."""
     parameters: dict[str, int | float | str] = {"length": config.length}
     if config.source:
@@ -200,6 +202,9 @@ def _identity(config: Config) -> Identity:
         for f in fields(Config)
         if getattr(config, f.name) != f.default
     ]
+    usual = Path(os.environ.get("LRA_DATA_DIR") or "data")
+    if Path(data_dir).absolute() != usual.absolute():
+        given.append(shlex.quote(f"data_dir={data_dir}"))
     return Identity("listops", VERSION, parameters, " ".join(["lra data prepare listops", *given]))
 
 
@@ -265,14 +270,14 @@ def _read_source(config: Config, writer: Writer, progress: Callable[[int, int], 
 
 def _check_copy(config: Config, folder: Path) -> None:
     """Raise ``UserError`` if the copy in ``folder`` is not valid or not of the source files of today."""
-    manifest, _ = arrays.read(folder, _identity(config))
+    manifest, _ = arrays.read(folder, _identity(config, folder.parents[1]))
     if config.source and _source(config).is_dir():
         for name, found in listops_source.hashes(_source(config)).items():
             if found != (expected := manifest["details"]["source_files"][name]):
                 raise UserError(
                     f"{_source(config) / name}: expected sha256 {expected[:12]}..., of the file that "
                     f"{folder} was made from, found {found[:12]}...; restore it, or delete {folder} "
-                    f"and run `{_identity(config).command}`"
+                    f"and run `{_identity(config, folder.parents[1]).command}`"
                 )
 
 
@@ -312,5 +317,5 @@ def _check_labels(config: Config, folder: Path, name: str, split: Split, truncat
 
 
 def _disproved(config: Config, folder: Path, expected: str, found: object) -> UserError:
-    command = _identity(config).command
+    command = _identity(config, folder.parents[1]).command
     return UserError(f"{folder}: expected {expected}, found {found}; delete or move it, then run `{command}`")

@@ -15,7 +15,7 @@ from lra.cells import NATIVE, sections
 from lra.errors import UserError
 from lra.regimes import regime_of
 from lra.results import Accounts, ResultRow
-from lra.table import aggregate, read_published, render
+from lra.table import aggregate, read_published
 
 MIB = 2**20
 
@@ -50,6 +50,10 @@ def make_row(attention="softmax", seed=0, task="listops", length=2000, status="o
         "finished": "2026-01-01T00:00:00+00:00",
     }
     return ResultRow(**{**values, **changes})
+
+
+def render(rows, fmt="md"):
+    return table.render(aggregate(rows), fmt)
 
 
 def parse_tables(text):
