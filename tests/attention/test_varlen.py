@@ -106,13 +106,11 @@ def test_padding_is_never_read(poison, call_work, monkeypatch):
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-def test_gradcheck(always):
+@pytest.mark.parametrize("skip", [False, True], ids=["all", "skip"])
+def test_gradcheck(skip, always):
     tensors = cases.inputs(5, batch=3, heads=1, width=3, value_width=3, dtype=torch.float64)
-    mask = lengths_mask([5, 3, 2], 5)
-    for skip in (False, True):
-        torch.autograd.gradcheck(
-            lambda *x: softmax_attention(*x, key_mask=mask, skip_masked_queries=skip, kernel="flash"), tensors
-        )
+    options = {"key_mask": lengths_mask([5, 3, 2], 5), "skip_masked_queries": skip, "kernel": "flash"}
+    torch.autograd.gradcheck(lambda *x: softmax_attention(*x, **options), tensors)
 
 
 def test_plan_splits_where_it_pays():
