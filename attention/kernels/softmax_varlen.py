@@ -20,9 +20,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
-CALL_WORK = 2**20
-"""Products q.k, times their width, that take about as long as a call of its own, forward and backward: measured.
-A row joins the group of the next longer one while its padding there costs less."""
+CALL_WORK = 2**19
+"""Products q.k, times H * E, that take about as long as a call of its own, forward and backward: measured."""
+COPY_WORK = 128
+"""The same for a token of a row that shares a call, as rows of a batch must be copied together: measured, in
+products q.k. So it is short rows alone that share calls; a long one is read in place."""
 
 
 class _Pack(torch.autograd.Function):
@@ -90,11 +92,14 @@ def plan(lengths: list[int], length: int, width: int, *, skip: bool) -> list[Gro
         last = groups[-1] if groups else Group([], 0, True)
         queries = (last.length, own) if skip else (length, length)
         padding = last.length * queries[0] - own * queries[1]
-        if last.rows and padding * width < CALL_WORK:
+        if last.rows and (padding + COPY_WORK * own) * width < CALL_WORK:
             groups[-1] = Group([*last.rows, row], last.length, last.even and own == last.length)
         else:
             groups.append(Group([row], own, True))
-    work = sum(len(group.rows) * group.length * (group.length if skip else length) for group in groups)
+    work = 0
+    for group in groups:
+        copies = COPY_WORK if len(group.rows) > 1 else 0
+        work += len(group.rows) * group.length * ((group.length if skip else length) + copies)
     saved = len(lengths) * length * length - work
     return groups if saved * width > len(groups) * CALL_WORK else None
 
