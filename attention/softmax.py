@@ -28,7 +28,15 @@ class Softmax(MultiHead):
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
         """``(B, H, L, E)`` each -> ``(B, H, L, E)``."""
-        return softmax_attention(q, k, v, key_mask=key_mask, causal=self.config.causal, kernel=self.config.kernel)
+        return softmax_attention(
+            q,
+            k,
+            v,
+            key_mask=key_mask,
+            causal=self.config.causal,
+            skip_masked_queries=True,  # nobody reads a mixer's output at padding
+            kernel=self.config.kernel,
+        )
 
 
 class Flash(Softmax):

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention.kernels import dispatch
 from attention.kernels.inputs import accumulation_dtype, check_qkv, zero_hidden
+from attention.kernels.softmax_varlen import grouped_flash, varlen, varlen_missing, varlen_refuses
 
 OP = "softmax_attention"
 
@@ -21,20 +22,32 @@ def softmax_attention(
     *,
     key_mask: torch.Tensor | None = None,
     causal: bool = False,
+    skip_masked_queries: bool = False,
     kernel: str = "auto",
 ) -> torch.Tensor:
-    """Softmax attention: ``(B, H, L, Ev)``; a query that sees no key gives zeros and gets zero gradients."""
+    """Softmax attention: ``(B, H, L, Ev)``; a query that sees no key gives zeros and gets zero gradients.
+
+    A query at a masked position sees the visible keys like any other. With ``skip_masked_queries`` it gives zeros
+    and gets zero gradients instead: self-attention needs no more, and padding then costs (almost) nothing.
+    """
     check_qkv(q, k, v, key_mask, OP)
-    if key_mask is not None:
-        k, v = zero_hidden(k, v, key_mask)
-    return dispatch.call(OP, kernel, q.device, q, k, v, key_mask=key_mask, causal=causal)
+    skip = skip_masked_queries and key_mask is not None
+    return dispatch.call(OP, kernel, q.device, q, k, v, key_mask=key_mask, causal=causal, skip_masked_queries=skip)
 
 
 def _reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, key_mask: torch.Tensor | None, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    key_mask: torch.Tensor | None,
+    causal: bool,
+    skip_masked_queries: bool,
 ) -> torch.Tensor:
     """The L x L weights, materialised, in fp32 at least."""
     dtype = accumulation_dtype(q.dtype)
+    if key_mask is not None:
+        k, v = zero_hidden(k, v, key_mask)
     with torch.autocast(q.device.type, enabled=False):
         scores = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * q.shape[-1] ** -0.5  # (B, H, L, L)
         hidden = _hidden_pairs(key_mask, causal, q.shape[2], q.device)
@@ -44,7 +57,12 @@ def _reference(
         weights = scores.softmax(-1)
         if hidden is not None:
             weights = weights.masked_fill(hidden, 0.0)
-        return (weights @ v.to(dtype)).to(v.dtype)
+        out = (weights @ v.to(dtype)).to(v.dtype)
+    return _zero_queries(out, key_mask) if skip_masked_queries else out
+
+
+def _zero_queries(out: torch.Tensor, key_mask: torch.Tensor) -> torch.Tensor:
+    return out.masked_fill(~key_mask[:, None, :, None], 0.0)
 
 
 def _hidden_pairs(
@@ -59,15 +77,36 @@ def _hidden_pairs(
 
 
 def _flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, key_mask: torch.Tensor | None, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    key_mask: torch.Tensor | None,
+    causal: bool,
+    skip_masked_queries: bool,
 ) -> torch.Tensor:
-    """SDPA pinned to FlashAttention: O(L) memory.
+    """SDPA pinned to FlashAttention: O(L) memory. Padding is taken out first where that saves time."""
+    if key_mask is None or key_mask.all():
+        return _pinned(SDPBackend.FLASH_ATTENTION, q, k, v, None, causal)
+    if q.shape[-1] == v.shape[-1]:
+        padded = (_pad_width(x, q.shape[-1]) for x in (q, k, v))
+        out = grouped_flash(*padded, key_mask, causal=causal, skip=skip_masked_queries)
+        if out is not None:
+            return out
+    out = _masked_flash(q, k, v, key_mask, causal)
+    return _zero_queries(out, key_mask) if skip_masked_queries else out
+
+
+def _masked_flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor, causal: bool
+) -> torch.Tensor:
+    """One call for the whole batch.
 
     The mask stays in its broadcast form ``(B, 1, 1, L)``; expanded to L x L it would cost what flash saves.
     The CPU kernel applies mask and ``is_causal`` together; a row that sees no key gives zeros.
     """
-    mask = None if key_mask is None else key_mask[:, None, None, :]
-    return _pinned(SDPBackend.FLASH_ATTENTION, q, k, v, mask, causal)
+    k, v = zero_hidden(k, v, key_mask)
+    return _pinned(SDPBackend.FLASH_ATTENTION, q, k, v, key_mask[:, None, None, :], causal)
 
 
 def _flash_refuses(q: torch.Tensor, *_: object, key_mask: torch.Tensor | None, **__: object) -> str | None:
@@ -76,23 +115,31 @@ def _flash_refuses(q: torch.Tensor, *_: object, key_mask: torch.Tensor | None, *
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"FlashAttention on CUDA takes fp16 and bf16, not {q.dtype}; use trainer.precision=bf16"
     if key_mask is not None:
-        return "FlashAttention on CUDA takes no padding mask; give unpadded rows or use kernel=efficient"
+        return "FlashAttention on CUDA takes no padding mask; use kernel=varlen"
     return None
 
 
 def _efficient(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, key_mask: torch.Tensor | None, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    key_mask: torch.Tensor | None,
+    causal: bool,
+    skip_masked_queries: bool,
 ) -> torch.Tensor:
     """SDPA pinned to the memory-efficient CUDA kernel, which takes a mask or ``is_causal``, not both."""
     if key_mask is None:
         return _pinned(SDPBackend.EFFICIENT_ATTENTION, q, k, v, None, causal)
+    k, v = zero_hidden(k, v, key_mask)
     visible = ~_hidden_pairs(key_mask, causal, q.shape[2], q.device)  # (B, 1, 1 or L, L)
     # a row without any key sees all of them (k, v are zero there or real) and is then zeroed: whatever the
     # kernel makes of an empty row, neither its output nor its gradient can be NaN
     sees_any = visible.any(-1, keepdim=True)
     mask = (visible | ~sees_any).expand(q.shape[0], q.shape[1], q.shape[2], q.shape[2])
     out = _pinned(SDPBackend.EFFICIENT_ATTENTION, q, k, v, mask, causal=False)
-    return out.masked_fill(~sees_any, 0.0)
+    out = out.masked_fill(~sees_any, 0.0)
+    return _zero_queries(out, key_mask) if skip_masked_queries else out
 
 
 def _pinned(
@@ -136,6 +183,7 @@ dispatch.register(
     OP,
     [
         dispatch.Kernel("flash", _flash, refuses=_flash_refuses),
+        dispatch.Kernel("varlen", varlen, devices=("cuda",), missing=varlen_missing, refuses=varlen_refuses),
         dispatch.Kernel("efficient", _efficient, devices=("cuda",)),
         dispatch.Kernel("reference", _reference),
     ],
