@@ -13,6 +13,7 @@ REGISTRY: dict[str, str] = {
     "performer": "attention.performer:Performer",
     "linear": "attention.linear:Linear",
     "rwkv4": "attention.rwkv4:RWKV4",
+    "mamba": "attention.mamba:Mamba",
 }
 
 

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <cstring>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -128,6 +129,14 @@ inline void scatter(const Vec* in, int64_t lanes, int64_t states, float* rows) {
     for (int64_t i = 0; i < lanes; i++) rows[i * states + n] = in[n][i];
 }
 
+// Calls f(n, count) for n = 0, 2, .. with count 2, and 1 for a last odd state; count is a compile-time constant.
+template <class F>
+inline void in_pairs(int64_t states, const F& f) {
+  int64_t n = 0;
+  for (; n + 2 <= states; n += 2) f(n, std::integral_constant<int, 2>());
+  if (n < states) f(n, std::integral_constant<int, 1>());
+}
+
 // What a chunk reads of one block of channels: `in` = dt u, the factor of B.
 struct Tile {
   Vec u[kSteps], dt[kSteps], slope[kSteps], in[kSteps], z[kSteps], gate[kSteps];
@@ -147,13 +156,23 @@ struct Tile {
   }
 };
 
-// y += C . h over a chunk for one state; returns h after it. `a` is A log2(e).
-inline Vec scan(const Tile& x, Vec a, Vec h, const float* B, const float* C, int64_t states, int64_t steps, Vec* y) {
+// y += C . h over a chunk for K neighbouring states, whose h is brought from the chunk's start to its end. More than one
+// state at a time shares what is loaded for each step. `a` is A log2(e).
+template <int K>
+inline void scan(const Tile& x, const Vec* a, Vec* h, const float* B, const float* C, int64_t states, int64_t steps,
+                 Vec* y) {
+  Vec now[K], rate[K];
+  std::copy(h, h + K, now);
+  std::copy(a, a + K, rate);
   for (int64_t t = 0; t < steps; t++) {
-    h = exp2(x.dt[t] * a) * h + x.in[t] * B[t * states];
-    y[t] += h * C[t * states];
+    Vec out = y[t];
+    for (int k = 0; k < K; k++) {
+      now[k] = exp2(x.dt[t] * rate[k]) * now[k] + x.in[t] * B[t * states + k];
+      out += now[k] * C[t * states + k];
+    }
+    y[t] = out;
   }
-  return h;
+  std::copy(now, now + K, h);
 }
 
 void forward_strip(const Problem& p, const Strip& strip, const float* start, float* y, float* end, Vec* kept) {
@@ -174,10 +193,10 @@ void forward_strip(const Problem& p, const Strip& strip, const float* start, flo
       x.read(p, block, at, steps);
       const Vec skip = load(p.D + block.channel, block.lanes);
       for (int64_t t = 0; t < steps; t++) out[t] = skip * x.u[t];
-      for (int64_t n = 0; n < p.states; n++) {
-        Vec& state = h[j * p.states + n];
-        state = scan(x, A[j * p.states + n], state, p.B + t0 * p.states + n, p.C + t0 * p.states + n, p.states, steps, out);
-      }
+      in_pairs(p.states, [&](int64_t n, auto count) {
+        const int64_t i = j * p.states + n, shared = t0 * p.states + n;
+        scan<count>(x, &A[i], &h[i], p.B + shared, p.C + shared, p.states, steps, out);
+      });
       for (int64_t t = 0; t < steps; t++)
         store(y + at + t * p.channels, p.z ? out[t] * x.z[t] * x.gate[t] : out[t], block.lanes);
     }
@@ -198,31 +217,44 @@ struct Sums {
   Vec g[kSteps], y[kSteps], in[kSteps], dt[kSteps];
 };
 
-// One state over one chunk, there and back: from h at the chunk's start and gh, the gradient of h at its end from what
-// comes later, to gh at its start. Adds to the gradients of A, B, C, and to `s`. With G_t the whole gradient of h_t:
+// K neighbouring states over one chunk, there and back: from h at the chunk's start and gh, the gradient of h at its end
+// from what comes later, to gh at its start. Adds to the gradients of A, B and C, and to `s`. With G_t the whole
+// gradient of h_t:
 //     gC_t = g_t h_t   gB_t = G_t dt_t u_t   g(dt u)_t = G_t B_t   g(dt A)_t = G_t e^{dt_t A} h_{t-1}
-inline Vec scan_back(const Tile& x, Sums& s, Vec a, Vec h, Vec gh, const float* B, const float* C, int64_t states,
-                     int64_t steps, Vec& gA, Vec* gB, Vec* gC) {
-  Vec decay[kSteps], past[kSteps];
+template <int K>
+inline void scan_back(const Tile& x, Sums& s, const Vec* a, const Vec* start, Vec* gh, const float* B, const float* C,
+                      int64_t states, int64_t steps, Vec* gA, Vec* gB, Vec* gC) {
+  Vec decay[kSteps][K], past[kSteps][K], now[K], rate[K], total[K] = {};
+  std::copy(start, start + K, now);
+  std::copy(a, a + K, rate);
   for (int64_t t = 0; t < steps; t++) {
-    decay[t] = exp2(x.dt[t] * a);
-    past[t] = decay[t] * h;
-    h = decay[t] * h + x.in[t] * B[t * states];
-    s.y[t] += h * C[t * states];
-    gC[t] += s.g[t] * h;
+    Vec out = s.y[t];
+    for (int k = 0; k < K; k++) {
+      decay[t][k] = exp2(x.dt[t] * rate[k]);
+      past[t][k] = decay[t][k] * now[k];
+      now[k] = decay[t][k] * now[k] + x.in[t] * B[t * states + k];
+      out += now[k] * C[t * states + k];
+      gC[k * kSteps + t] += s.g[t] * now[k];
+    }
+    s.y[t] = out;
   }
-  Vec total = {};
+  std::copy(gh, gh + K, now);
   for (int64_t t = steps - 1; t >= 0; t--) {
-    const Vec now = s.g[t] * C[t * states], G = gh + now, exponent = G * past[t];
-    gB[t] += G * x.in[t];
-    s.in[t] += G * B[t * states];
-    s.dt[t] += exponent * a;
-    total += exponent * x.dt[t];
-    // not decay * G: the next step should wait for one multiply-add only
-    gh = decay[t] * gh + decay[t] * now;
+    Vec gin = s.in[t], gdt = s.dt[t];
+    for (int k = 0; k < K; k++) {
+      const Vec own = s.g[t] * C[t * states + k], G = now[k] + own, exponent = G * past[t][k];
+      gB[k * kSteps + t] += G * x.in[t];
+      gin += G * B[t * states + k];
+      gdt += exponent * rate[k];
+      total[k] += exponent * x.dt[t];
+      // not decay * G: the next step should wait for one multiply-add only
+      now[k] = decay[t][k] * now[k] + decay[t][k] * own;
+    }
+    s.in[t] = gin;
+    s.dt[t] = gdt;
   }
-  gA += total;
-  return gh;
+  std::copy(now, now + K, gh);
+  for (int k = 0; k < K; k++) gA[k] += total[k];
 }
 
 class BackwardStrip {
@@ -281,11 +313,11 @@ class BackwardStrip {
       s.y[t] = skip * x.u[t];
       s.in[t] = s.dt[t] = Vec{};
     }
-    for (int64_t n = 0; n < p.states; n++) {
+    in_pairs(p.states, [&](int64_t n, auto count) {
       const int64_t i = j * p.states + n, shared = t0 * p.states + n;
-      gh[i] = scan_back(x, s, A[i], kept[n], gh[i], p.B + shared, p.C + shared, p.states, steps, gA[i],
-                        &gB[n * kSteps], &gC[n * kSteps]);
-    }
+      scan_back<count>(x, s, &A[i], kept + n, &gh[i], p.B + shared, p.C + shared, p.states, steps, &gA[i],
+                       &gB[n * kSteps], &gC[n * kSteps]);
+    });
     Vec sumD = {}, sum_bias = {};
     for (int64_t t = 0; t < steps; t++) {
       const int64_t offset = at + t * p.channels;
