@@ -123,10 +123,9 @@ class Direction(nn.Module):
     def init_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """The last inputs of the convolution ``(B, K - 1, C)`` and h ``(B, C, N)``, before the first token."""
         taps, channels = self.conv_weight.shape
-        state = self.A_log.new_zeros(
-            batch_size, *self.A_log.shape, dtype=torch.promote_types(self.A_log.dtype, torch.float32)
-        )
-        return self.conv_weight.new_zeros(batch_size, taps - 1, channels), state
+        dtype = torch.promote_types(self.A_log.dtype, torch.float32)
+        window = self.conv_weight.new_zeros(batch_size, taps - 1, channels)
+        return window, self.A_log.new_zeros(batch_size, channels, self.states, dtype=dtype)
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """``x (B, D)`` -> ``(B, C)`` and the next state."""
@@ -153,9 +152,8 @@ class Direction(nn.Module):
         delta = nn.functional.linear(rank, self.step_size.weight)
         if hidden is not None:
             delta = delta.masked_fill(hidden, -torch.inf)
-        A = -self.A_log.float().exp() if self.A_log.dtype != torch.float64 else -self.A_log.exp()
         options = {"z": z, "delta_bias": self.step_size.bias, "state": state, "kernel": self.kernel}
-        return selective_scan(u, delta, A, B, C, self.D, **options)
+        return selective_scan(u, delta, -self.A_log.exp(), B, C, self.D, **options)
 
 
 class Nothing(nn.Module):

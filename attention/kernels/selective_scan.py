@@ -5,7 +5,8 @@ Shapes: B batch, L sequence length, D channels, N states a channel.
 Mamba's S6 (Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", algorithm 2), with a
 diagonal real A, zero-order hold on A and an Euler step on B:
 
-    dt = softplus(delta + delta_bias)     h_t = e^{dt_t A} h_{t-1} + dt_t u_t B_t     y_t = (C_t . h_t + D u_t) silu(z_t)
+    dt = softplus(delta + delta_bias)    h_t = e^{dt_t A} h_{t-1} + dt_t u_t B_t
+    y_t = (C_t . h_t + D u_t) silu(z_t)
 
 To add a kernel, put it into the list at the end of this file.
 """
