@@ -40,13 +40,22 @@ typedef int32_t Bits __attribute__((vector_size(sizeof(float) * kLanes)));
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.69314718055994531f;
 
+// A whole vector is apart, as a size known to the compiler is one instruction and any other a call.
 inline Vec load(const float* from, int64_t lanes) {
   Vec v = {};
-  std::memcpy(&v, from, sizeof(float) * lanes);
+  if (lanes == kLanes)
+    std::memcpy(&v, from, sizeof(Vec));
+  else
+    std::memcpy(&v, from, sizeof(float) * lanes);
   return v;
 }
 
-inline void store(float* to, const Vec& v, int64_t lanes) { std::memcpy(to, &v, sizeof(float) * lanes); }
+inline void store(float* to, const Vec& v, int64_t lanes) {
+  if (lanes == kLanes)
+    std::memcpy(to, &v, sizeof(Vec));
+  else
+    std::memcpy(to, &v, sizeof(float) * lanes);
+}
 
 inline float sum(const Vec& v) {
   const float* lane = reinterpret_cast<const float*>(&v);
