@@ -14,6 +14,7 @@ REGISTRY: dict[str, str] = {
     "linear": "attention.linear:Linear",
     "rwkv4": "attention.rwkv4:RWKV4",
     "rwkv7": "attention.rwkv7:RWKV7",
+    "mamba": "attention.mamba:Mamba",
 }
 
 
