@@ -89,4 +89,5 @@ def test_the_real_ops():
         names = kernels.available(op, "cpu")
         assert names[-1] == "reference"
         assert len(names) > 1
-    assert kernels.available("softmax_attention", "cuda") == ["flash", "efficient", "reference"]
+    on_gpu = kernels.available("softmax_attention", "cuda")
+    assert [name for name in on_gpu if name != "varlen"] == ["flash", "efficient", "reference"]

@@ -108,7 +108,7 @@ def test_a_valid_copy_is_kept_and_an_altered_one_refused(prepared):
 
 
 def test_missing_data_says_the_command(tmp_path):
-    with pytest.raises(UserError, match=r"run `lra data prepare listops task.length=256 task.seed=3`"):
+    with pytest.raises(UserError, match=r"run `lra data prepare listops task.length=256 task.seed=3 data_dir="):
         ListOps.load(Config(length=256, seed=3), tmp_path)
 
 
