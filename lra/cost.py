@@ -88,7 +88,7 @@ def describe_cost(configs: list[RunConfig]) -> str:
             known[key] = estimate(config)
         cost = known[key]
         total += cost.seconds
-        memory = "memory unknown" if cost.peak_bytes is None else f"{cost.peak_bytes / 2**30:8.1f} GiB"
+        memory = "memory unknown" if cost.peak_bytes is None else _size(cost.peak_bytes)
         lines.append(
             f"  {config.attention.name:<10} {config.task.name}@{config.task.length:<6} seed {config.seed:<3} "
             f"{config.trainer.steps:>7,} steps x {config.trainer.batch_size} rows  {cost.parameters:>11,} parameters  "
@@ -105,4 +105,8 @@ def _human(seconds: float) -> str:
     hours = seconds / 3600
     if hours >= 48:
         return f"{hours / 24:.1f} days"
-    return f"{hours:.1f} hours" if hours >= 1.5 else f"{seconds / 60:.0f} minutes"
+    return f"{hours:.1f} hours" if hours >= 1.5 else f"{seconds / 60:.1f} minutes"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

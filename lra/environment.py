@@ -27,7 +27,8 @@ def device_name(device: str) -> str:
     """The GPU's name, or the CPU's with the number of threads that torch uses."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(torch.device(device))
-    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{cpu_name()}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _version(package: str) -> str | None:

@@ -5,6 +5,7 @@ synchronise, so asynchronous kernels are charged to the account that launched th
 """
 
 import ctypes
+import logging
 import platform
 import statistics
 import sys
@@ -18,7 +19,12 @@ import torch
 
 from lra.results import Accounts
 
+log = logging.getLogger(__name__)
+
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
+
+_keeps_memory = False
+"""Whether malloc was told to keep freed memory: then what an earlier run freed hides a later one's peak."""
 
 
 def tune_allocator() -> str:
@@ -27,10 +33,12 @@ def tune_allocator() -> str:
     torch's CPU allocator is plain malloc: by default every block above 32 MiB is mapped and unmapped at each
     operation, and the page faults make large n 2 to 4 times slower for every backend except flash.
     """
+    global _keeps_memory
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return "default"
     mallopt = ctypes.CDLL(None).mallopt
     tuned = mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, -1) and mallopt(_TOP_PAD, 64 << 20)
+    _keeps_memory = bool(tuned)
     return "glibc tuned for reuse" if tuned else "default"
 
 
@@ -58,6 +66,9 @@ def timed(device: torch.device, run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+_used_before = False
+
+
 class MemoryGauge:
     """Peak memory since the last reset, above what was held when the gauge was made.
 
@@ -65,11 +76,16 @@ class MemoryGauge:
     """
 
     def __init__(self, device: torch.device) -> None:
+        global _used_before
         self.device = device
         self.kind: str | None = None
+        hidden = _keeps_memory and _used_before
+        _used_before = True
         if device.type == "cuda":
             self.kind = "cuda allocated"
             self._base = torch.cuda.memory_allocated(device)
+        elif hidden:
+            log.warning("peak memory is null: only the first run of a process has one; `lra sweep` gives each its own")
         elif _status_bytes("VmHWM") is not None and self._reset_linux():
             self.kind = "process resident set"
             self._base = _status_bytes("VmRSS") or 0

@@ -127,7 +127,7 @@ def _notes(section: Section) -> list[str]:
     """What a reader must know before comparing two numbers of the section."""
     cells = list(section.cells.values())
     n = _usual_n(section)
-    seeds = "1 seed" if n == 1 else f"mean ± sample standard deviation over {n} seeds"
+    seeds = "1 seed" if n < 2 else f"mean ± sample standard deviation over {n} seeds"
     notes = [f"Accuracy: test split at the checkpoint that validation chose; {seeds} unless the cell says n."]
     if len(section.columns) == 1:
         _, _, digest, version, steps, batch = _settings(section).rows[0]
@@ -239,7 +239,7 @@ def _accuracy(cell: Cell, usual_n: int) -> str:
     if cell.accuracy_std is not None:
         text += f" ±{100 * cell.accuracy_std:.2f}"
     if cell.stuck and cell.scored == sum(cell.statuses.values()) == 1:
-        return f"{text} STUCK"
+        return f"{text} STUCK" if usual_n == 1 else f"{text} STUCK (n=1)"
     if cell.scored == usual_n and not cell.failures:
         return text
     return f"{text} ({', '.join(filter(None, (f'n={cell.scored}', cell.failures)))})"

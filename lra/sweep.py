@@ -220,8 +220,14 @@ def main(arguments: list[str]) -> int:
         log.info("%d of %d runs are finished already; --rerun runs them again", len(cells) - len(todo), len(cells))
     statuses = Counter(skipped=len(cells) - len(todo))
     with terminate_as_interrupt():
-        statuses += _run_all(todo, fail_fast=options.fail_fast)
-    log.info("%s", ", ".join(f"{count} {status}" for status, count in statuses.items() if count))
+        try:
+            statuses += _run_all(todo, fail_fast=options.fail_fast)
+        except KeyboardInterrupt:
+            done = sum(c.status() in results.SCORED for c in cells)
+            log.warning("interrupted: %d of %d runs are finished; the same command does the others", done, len(cells))
+            raise
+    counts = ", ".join(f"{count} {status}" for status, count in statuses.items() if count)
+    log.info("%s; compare them with: lra table", counts)
     return 0 if all(status in (*results.SCORED, "skipped") for status, count in statuses.items() if count) else 1
 
 

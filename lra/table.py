@@ -3,6 +3,7 @@
 import argparse
 import csv
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -50,7 +51,8 @@ def tidy(cells: list[Cell]) -> pd.DataFrame:
             del line[name]
         lines.append({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in line.items()})
     frame = pd.DataFrame(lines)
-    frame["parameters"] = frame["parameters"].astype("Int64")
+    for name in ("parameters", "peak_memory_bytes"):
+        frame[name] = frame[name].astype("Int64")
     return frame
 
 
@@ -78,7 +80,8 @@ def load_rows(runs_dir: Path) -> list[ResultRow]:
 def main(argv: list[str]) -> int:
     """``lra table``: write PREFIX.md, PREFIX.csv and PREFIX.png, print the chosen format."""
     parser = argparse.ArgumentParser(prog="lra table", description="Compare the runs of a folder.")
-    parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of runs (%(default)s)")
+    runs = Path(os.environ.get("LRA_RUNS_DIR") or "results/runs")
+    parser.add_argument("--runs", type=Path, default=runs, help="folder of runs (%(default)s)")
     parser.add_argument("--format", choices=FORMATS, default="md", help="what to print (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/table"), metavar="PREFIX", help="(%(default)s)")
     options = parser.parse_args(argv)

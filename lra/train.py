@@ -112,6 +112,8 @@ def _train_and_test(
         trainer.fit()
         row.kernel = kernels.last_used(op)
     finally:
+        if trainer.best:
+            row.validation_accuracy, row.selected_step = trainer.best.accuracy, trainer.best_step
         meter.close_training_window()
         for key, value in meter.report().items():
             setattr(row, key, value)
@@ -119,12 +121,11 @@ def _train_and_test(
     with meter.evaluation():
         score = trainer.evaluate("test")
     row.seconds = meter.report()["seconds"]
-    _judge(row, trainer.best, trainer.best_step, score)
+    _judge(row, score)
     tracker.log(row.steps, {"test/accuracy": score.accuracy, "test/loss": score.loss})
 
 
-def _judge(row: ResultRow, validation: Score, step: int, test: Score) -> None:
-    row.validation_accuracy, row.selected_step = validation.accuracy, step
+def _judge(row: ResultRow, test: Score) -> None:
     row.test_accuracy, row.test_rows = test.accuracy, test.rows
     row.test_interval = list(wilson(test.correct, test.rows))
     row.error = None
@@ -215,6 +216,7 @@ def fresh_dir(config: RunConfig) -> Path:
             kept = run_dir.parent / REPLACED / f"{run_dir.name}-{stamp}"
             kept.parent.mkdir(exist_ok=True)
             run_dir.rename(kept)
+            log.info("an earlier run of this configuration is kept in %s", kept)
         run_dir.mkdir(parents=True)
         results.write_atomic(run_dir / "config.yaml", config.yaml())
     return run_dir

@@ -44,9 +44,11 @@ make_environment() {
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi
-    echo "environment: installing into .venv (about 2 minutes the first time)" >&2
+    echo "environment: installing into .venv (a few minutes and 1.5 GB, once)" >&2
     [ -x "$PY" ] || "$(find_python)" -m venv .venv || fail "cannot create .venv here; check space and permissions"
+    echo "environment: 1 of 2, torch" >&2
     install_torch
+    echo "environment: 2 of 2, everything else" >&2
     pip_install -c constraints.txt -e '.[dev]' || fail "installation failed; see pip's message above"
     echo "$wanted" >"$stamp"
 }

@@ -152,8 +152,8 @@ class ListOps:
                 seen.update(arrays.row_hashes(tokens, lengths))
             facts.append(
                 f"{name}: {len(split)} rows of {split.lengths.min()}..{split.lengths.max()} tokens, "
-                f"counts as in the manifest; {len(split) - truncated[name]} labels recomputed, "
-                f"{truncated[name]} not, of truncated rows"
+                f"counts as in the manifest; {len(split) - truncated[name]} labels recomputed and equal"
+                + (f", {truncated[name]} truncated rows have none" if truncated[name] else "")
             )
         repeated = seen.total() - len(seen)
         if repeated and not config.source:

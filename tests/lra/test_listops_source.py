@@ -35,7 +35,7 @@ def test_source_rows_are_cut_and_counted(tmp_path):
     details = json.loads((folder / "manifest.json").read_text())["details"]
     assert details["truncated_rows"] == {"train": 1, "validation": 1, "test": 1}
     facts = ListOps.verify(config, tmp_path)
-    assert "2 labels recomputed, 1 not, of truncated rows" in facts[1]
+    assert "2 labels recomputed and equal, 1 truncated rows have none" in facts[1]
     assert facts[-1] == "all splits: 6 rows repeat another"
 
 
