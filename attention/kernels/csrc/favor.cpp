@@ -18,28 +18,28 @@ class Positive {
   Positive(const Shape& shape, const at::Tensor& projection)
       : s(shape), half(0.5f / std::sqrt(static_cast<float>(shape.width))) {
     const float scale = std::pow(static_cast<float>(s.width), -0.25f), *from = projection.const_data_ptr<float>();
-    rows = arena.take(s.features * s.x_lead());
-    columns = arena.take(s.width * s.f_lead());
-    std::memset(rows, 0, s.features * s.x_lead() * sizeof(float));
-    std::memset(columns, 0, s.width * s.f_lead() * sizeof(float));
+    rows = arena.take(s.features * s.x_lead);
+    columns = arena.take(s.width * s.f_lead);
+    std::memset(rows, 0, s.features * s.x_lead * sizeof(float));
+    std::memset(columns, 0, s.width * s.f_lead * sizeof(float));
     for (int64_t r = 0; r < s.features; ++r) {
-      for (int64_t c = 0; c < s.width; ++c) rows[r * s.x_lead() + c] = scale * from[r * s.width + c];
+      for (int64_t c = 0; c < s.width; ++c) rows[r * s.x_lead + c] = scale * from[r * s.width + c];
     }
-    transpose(s.features, s.width, rows, s.x_lead(), columns, s.f_lead());
+    transpose(s.features, s.width, rows, s.x_lead, columns, s.f_lead);
   }
 
   // The stabiliser before any key; in the padding so large that features are zero.
   void start(float* top) const {
-    for (int64_t r = 0; r < s.f_lead(); ++r) top[r] = r < s.features ? -FLT_MAX : INFINITY;
+    for (int64_t r = 0; r < s.f_lead; ++r) top[r] = r < s.features ? -FLT_MAX : INFINITY;
   }
 
   // Key features (T, F) and, raised by these keys, the stabiliser of the state.
   void advance(int64_t count, const float* x, float* phi, State state) const {
     float norms[TILE];
     exponents(count, x, phi, norms);
-    for (int64_t c = 0; c < s.f_cols(); c += W) {
+    for (int64_t c = 0; c < s.f_cols; c += W) {
       Vec most = vec(state.top + c);
-      for (int64_t i = 0; i < count; ++i) most = larger(vec(phi + i * s.f_lead() + c) - norms[i], most);
+      for (int64_t i = 0; i < count; ++i) most = larger(vec(phi + i * s.f_lead + c) - norms[i], most);
       raise(state, c, most);
     }
     finish_keys(count, phi, norms, state.top);
@@ -53,39 +53,39 @@ class Positive {
 
   void queries(int64_t count, const float* x, float* phi, const float* top) const {
     const Vec never = splat(-INFINITY);
-    matmul(count, s.f_cols(), s.width, x, s.x_lead(), columns, s.f_lead(), phi, s.f_lead());
-    for (int64_t i = 0; i < count; ++i) {
-      float* row = phi + i * s.f_lead();
+    matmul(count, s.f_cols, s.width, x, s.x_lead, columns, s.f_lead, phi, s.f_lead);
+    const int64_t cols = s.f_cols, lead = s.f_lead;
+    for (int64_t i = 0; i < count; ++i, phi += lead) {
       Vec most = never;
-      for (int64_t c = 0; c < s.f_cols(); c += W) {
-        Vec bias = vec(top + c);
-        vec(row + c) += bias > FLT_MAX ? never : bias;
-        most = larger(vec(row + c), most);
+      for (int64_t c = 0; c < cols; c += W) {
+        const Vec bias = vec(top + c), exponent = vec(phi + c) + (bias > FLT_MAX ? never : bias);
+        vec(phi + c) = exponent;
+        most = larger(exponent, most);
       }
       const Vec peak = splat(largest(most));
-      for (int64_t c = 0; c < s.f_cols(); c += W) vec(row + c) = exp(vec(row + c) - peak);
+      for (int64_t c = 0; c < cols; c += W) vec(phi + c) = exp(vec(phi + c) - peak);
     }
   }
 
   // grad_x (T, E) from the gradient of the features, which is overwritten.
   void grad_queries(int64_t count, const float*, const float* phi, float* grad, float* grad_x) const {
-    for (int64_t i = 0; i < count * s.f_lead(); i += W) vec(grad + i) *= vec(phi + i);
-    matmul(count, s.x_lead(), s.features, grad, s.f_lead(), rows, s.x_lead(), grad_x, s.x_lead());
+    for (int64_t i = 0; i < count * s.f_lead; i += W) vec(grad + i) *= vec(phi + i);
+    matmul(count, s.x_lead, s.features, grad, s.f_lead, rows, s.x_lead, grad_x, s.x_lead);
   }
 
   void grad_keys(int64_t count, const float* x, const float* phi, float* grad, float* grad_x) const {
     grad_queries(count, x, phi, grad, grad_x);
     for (int64_t i = 0; i < count; ++i) {
       Vec total{};
-      for (int64_t c = 0; c < s.f_cols(); c += W) total += vec(grad + i * s.f_lead() + c);
+      for (int64_t c = 0; c < s.f_cols; c += W) total += vec(grad + i * s.f_lead + c);
       const float radial = 2 * half * sum(total);
-      for (int64_t c = 0; c < s.x_lead(); c += W) vec(grad_x + i * s.x_lead() + c) -= radial * vec(x + i * s.x_lead() + c);
+      for (int64_t c = 0; c < s.x_lead; c += W) vec(grad_x + i * s.x_lead + c) -= radial * vec(x + i * s.x_lead + c);
     }
   }
 
   // into = into + from, relative to the larger of their stabilisers.
   void merge(State into, State from) const {
-    for (int64_t c = 0; c < s.f_cols(); c += W) {
+    for (int64_t c = 0; c < s.f_cols; c += W) {
       const Vec most = larger(vec(into.top + c), vec(from.top + c));
       raise(into, c, most);
       raise(from, c, most);
@@ -96,18 +96,18 @@ class Positive {
  private:
   // phi = w.x', norms = |x'|^2 / 2
   void exponents(int64_t count, const float* x, float* phi, float* norms) const {
-    matmul(count, s.f_cols(), s.width, x, s.x_lead(), columns, s.f_lead(), phi, s.f_lead());
+    matmul(count, s.f_cols, s.width, x, s.x_lead, columns, s.f_lead, phi, s.f_lead);
     for (int64_t i = 0; i < count; ++i) {
       Vec square{};
-      for (int64_t c = 0; c < s.x_lead(); c += W) square += vec(x + i * s.x_lead() + c) * vec(x + i * s.x_lead() + c);
+      for (int64_t c = 0; c < s.x_lead; c += W) square += vec(x + i * s.x_lead + c) * vec(x + i * s.x_lead + c);
       norms[i] = half * sum(square);
     }
   }
 
   void finish_keys(int64_t count, float* phi, const float* norms, const float* top) const {
-    for (int64_t i = 0; i < count; ++i) {
-      float* row = phi + i * s.f_lead();
-      for (int64_t c = 0; c < s.f_cols(); c += W) vec(row + c) = exp(vec(row + c) - norms[i] - vec(top + c));
+    const int64_t cols = s.f_cols, lead = s.f_lead;
+    for (int64_t i = 0; i < count; ++i, phi += lead) {
+      for (int64_t c = 0; c < cols; c += W) vec(phi + c) = exp(vec(phi + c) - norms[i] - vec(top + c));
     }
   }
 
@@ -118,7 +118,7 @@ class Positive {
     for (int64_t r = c; r < std::min(c + W, s.features); ++r) {
       if (!(top[r - c] > before[r - c])) continue;
       state.total[r] *= decay[r - c];
-      for (int64_t j = 0; j < s.v_cols(); j += W) vec(state.sums + r * s.v_cols() + j) *= decay[r - c];
+      for (int64_t j = 0; j < s.v_cols; j += W) vec(state.sums + r * s.v_cols + j) *= decay[r - c];
     }
   }
 
@@ -128,15 +128,11 @@ class Positive {
   float *rows, *columns;  // (F, E) and (E, F) of w E^(-1/4)
 };
 
-Shape shape_of(const at::Tensor& q, const at::Tensor& v, const at::Tensor& projection) {
-  return {q.size(0), q.size(1), q.size(2), q.size(3), v.size(3), projection.size(0)};
-}
-
 std::tuple<at::Tensor, at::Tensor, at::Tensor> favor_forward(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& projection,
     const std::optional<at::Tensor>& mask) {
   const auto map = [&](const Shape& s) { return Positive(s, projection); };
-  return run_forward(shape_of(q, v, projection), q, k, v, mask, map);
+  return run_forward(Shape(q, v, projection.size(0)), q, k, v, mask, map);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> favor_backward(
@@ -144,7 +140,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> favor_backward(
     const at::Tensor& projection, const std::optional<at::Tensor>& mask, const at::Tensor& out,
     const at::Tensor& inverse, const at::Tensor& states) {
   const auto map = [&](const Shape& s) { return Positive(s, projection); };
-  return run_backward(shape_of(q, v, projection), grad, q, k, v, mask, out, inverse, states, map);
+  return run_backward(Shape(q, v, projection.size(0)), grad, q, k, v, mask, out, inverse, states, map);
 }
 
 }  // namespace

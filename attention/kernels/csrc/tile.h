@@ -174,14 +174,23 @@ struct Rows {
   }
 
  private:
+  // W at a time by loops of a fixed length: rows are too short for the compiler's own prologues
   template <typename T>
   void copy_in(const T* __restrict from, float* __restrict to, float factor) const {
-    for (int64_t i = 0; i < width; ++i) to[i] = factor * static_cast<float>(from[i]);
+    const int64_t whole = width / W * W, count = width;
+    for (int64_t i = 0; i < whole; i += W) {
+      for (int j = 0; j < W; ++j) to[i + j] = factor * static_cast<float>(from[i + j]);
+    }
+    for (int64_t i = whole; i < count; ++i) to[i] = factor * static_cast<float>(from[i]);
   }
 
   template <typename T>
   void copy_out(const float* __restrict from, T* __restrict to, float factor) const {
-    for (int64_t i = 0; i < width; ++i) to[i] = static_cast<T>(factor * from[i]);
+    const int64_t whole = width / W * W, count = width;
+    for (int64_t i = 0; i < whole; i += W) {
+      for (int j = 0; j < W; ++j) to[i + j] = static_cast<T>(factor * from[i + j]);
+    }
+    for (int64_t i = whole; i < count; ++i) to[i] = static_cast<T>(factor * from[i]);
   }
 };
 
