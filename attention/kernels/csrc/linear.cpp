@@ -21,6 +21,8 @@ class EluPlusOne {
         const Vec from = vec(x + c);
         vec(phi + c) = exp(smaller(from, Vec{})) + larger(from, Vec{});
       }
+      // phi(0) = 1: the padding must not reach a denominator
+      for (int64_t c = s.features; c < cols; ++c) phi[c] = 0;
     }
   }
 
