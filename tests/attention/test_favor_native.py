@@ -69,7 +69,8 @@ def test_masks():
     assert all(not x[1].any() and x.isfinite().all() for x in got)
     one = torch.zeros(2, 70, dtype=torch.bool)
     one[:, 33] = True
-    check(tensors, draw(20, 8), mask=one)
+    # gradients of q and k are zero here: sums over 70 queries that cancel, of terms that make up 68 in that of v
+    check(tensors, draw(20, 8), mask=one, tolerance=1e-4)
     out = favor_attention(*tensors, draw(20, 8), key_mask=one, kernel="cpp")
     torch.testing.assert_close(out, tensors[2][:, :, 33:34].expand_as(out), rtol=1e-5, atol=1e-6)
 
