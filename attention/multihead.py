@@ -1,4 +1,5 @@
-"""What the mixers with heads share: projections, heads, padding. They differ in ``attend`` alone.
+"""What the mixers with heads share: projections, heads, padding. They differ in ``attend`` alone, and those that can
+stream in ``first_sums`` and ``attend_step``.
 
 Shapes: B batch, L sequence length, D model width, H heads, E head width (D = H * E).
 """
@@ -33,3 +34,38 @@ class MultiHead(Mixer):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
         """``(B, H, L, E)`` each -> ``(B, H, L, E)``."""
         raise NotImplementedError
+
+
+Sums = tuple[torch.Tensor, ...]
+"""What a stream has seen, in at least fp32; its size does not grow with L."""
+
+
+class StreamingMultiHead(MultiHead):
+    """Heads whose causal form is also a recurrence: ``step`` gives the outputs of ``forward`` one by one."""
+
+    streaming = True
+
+    def init_state(self, batch_size: int) -> Sums:
+        """What ``step`` needs before the first token."""
+        self._check_causal()
+        return self.first_sums(batch_size)
+
+    def step(self, x: torch.Tensor, state: Sums) -> tuple[torch.Tensor, Sums]:
+        """One token of the causal form: ``x (B, D)`` -> ``(B, D)`` and the next state."""
+        self._check_causal()
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.config.num_heads, -1)).unbind(1)
+        with torch.autocast(x.device.type, enabled=False):
+            y, state = self.attend_step(q, k, v, state)
+        return self.out(y.flatten(1)), state
+
+    def first_sums(self, batch_size: int) -> Sums:
+        """The state before the first token."""
+        raise NotImplementedError
+
+    def attend_step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: Sums) -> tuple[torch.Tensor, Sums]:
+        """``(B, H, E)`` each -> ``(B, H, E)`` and the next state."""
+        raise NotImplementedError
+
+    def _check_causal(self) -> None:
+        if not self.config.causal:
+            raise ValueError(f"a bidirectional attention={self.config.name} cannot stream; set attention.causal=true")

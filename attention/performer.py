@@ -12,10 +12,11 @@ import torch
 from attention.base import MixerConfig
 from attention.kernels import favor_attention
 from attention.kernels.favor import FEATURES, orthogonal_projection
-from attention.multihead import MultiHead
+from attention.kernels.favor_torch import favor_step, initial_state
+from attention.multihead import StreamingMultiHead, Sums
 
 
-class Performer(MultiHead):
+class Performer(StreamingMultiHead):
     """Multi-head FAVOR+ attention. The heads of a layer share one projection, layers have their own.
 
     A model trained from scratch with its own kernel, not a drop-in for softmax: at unit-variance q and k and
@@ -80,3 +81,11 @@ class Performer(MultiHead):
             causal=self.config.causal,
             kernel=self.config.kernel,
         )
+
+    def first_sums(self, batch_size: int) -> Sums:
+        """Numerators and denominators ``(B H, F, E + 1)`` and their stabiliser."""
+        return initial_state(self.projection, batch_size * self.config.num_heads, features=self.config.features)
+
+    def attend_step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: Sums) -> tuple[torch.Tensor, Sums]:
+        """``(B, H, E)`` each -> ``(B, H, E)`` and the next state."""
+        return favor_step(q, k, v, self.projection, state, features=self.config.features)

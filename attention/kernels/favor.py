@@ -17,10 +17,12 @@ No epsilon is added to the features: large inputs make features so small that ev
 a plain mean of v. Factors that cancel in the ratio keep exponents from over- and underflow instead.
 """
 
+from functools import partial
+
 import torch
 from torch.nn import functional
 
-from attention.kernels import dispatch
+from attention.kernels import dispatch, favor_native, native
 from attention.kernels.favor_torch import FEATURES, chunked
 from attention.kernels.inputs import check_qkv, zero_hidden
 
@@ -45,8 +47,6 @@ def favor_attention(
         raise ValueError(f"attention.features={features!r} is unknown; choose {' | '.join(FEATURES)}")
     if projection.dim() != 2 or projection.shape[1] != q.shape[-1] or not projection.shape[0]:
         raise ValueError(f"{OP}: projection must be (M, {q.shape[-1]}); got {tuple(projection.shape)}")
-    if key_mask is not None:
-        k, v = zero_hidden(k, v, key_mask)
     # autocast would round the exponents to bf16
     with torch.autocast(q.device.type, enabled=False):
         return dispatch.call(
@@ -99,6 +99,8 @@ def _reference(
     float64 spans e^-700 to e^700: enough to tell apart keys whose ``|k'|^2 / 2`` differ by some hundreds
     without any rescaling on the way.
     """
+    if key_mask is not None:
+        k, v = zero_hidden(k, v, key_mask)
     scale = q.shape[-1] ** -0.25
     queries, keys, rows = q.double() * scale, k.double() * scale, projection.double()
     phi_q, phi_k = _features(queries, keys, rows, features, key_mask)
@@ -146,6 +148,15 @@ def _torch_refuses(*args: torch.Tensor, **_: object) -> str | None:
     return None
 
 
+def _native_refuses(*args: torch.Tensor, **options: object) -> str | None:
+    return _torch_refuses(*args) or favor_native.refuses(*args, **options)
+
+
 dispatch.register(
-    OP, [dispatch.Kernel("torch", chunked, refuses=_torch_refuses), dispatch.Kernel("reference", _reference)]
+    OP,
+    [
+        dispatch.Kernel("cpp", favor_native.native, ("cpu",), partial(native.missing, "favor"), _native_refuses),
+        dispatch.Kernel("torch", chunked, refuses=_torch_refuses),
+        dispatch.Kernel("reference", _reference),
+    ],
 )

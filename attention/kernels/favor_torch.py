@@ -19,7 +19,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from attention.kernels.favor_features import Hidden, Positive, Trig
-from attention.kernels.inputs import accumulation_dtype
+from attention.kernels.inputs import accumulation_dtype, zero_hidden
 
 FEATURES = {"positive": Positive, "hyperbolic": partial(Positive, signs=(1, -1)), "trig": Trig}
 TILE = {"cpu": 2**19, "cuda": 2**26}
@@ -40,9 +40,41 @@ def chunked(
     key_mask: torch.Tensor | None,
     causal: bool,
 ) -> torch.Tensor:
-    """The "torch" kernel of ``favor_attention``; k and v are zero where ``key_mask`` is False."""
+    """The "torch" kernel of ``favor_attention``."""
+    if key_mask is not None:
+        k, v = zero_hidden(k, v, key_mask)
     form = _Causal if causal else _Bidirectional
     return form.apply(q, k, v, projection, key_mask, features)
+
+
+def initial_state(projection: torch.Tensor, count: int, *, features: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """State ``(N, F, E + 1)`` and stabiliser ``(N, 1, F or 1)`` of N = ``count`` streams before their first token."""
+    feature_map = FEATURES[features](projection.to(accumulation_dtype(projection.dtype)))
+    top = feature_map.first_top(count)
+    return top.new_zeros(count, feature_map.num_features, projection.shape[1] + 1), top
+
+
+def favor_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    projection: torch.Tensor,
+    state: tuple[torch.Tensor, torch.Tensor],
+    *,
+    features: str,
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """One token of the causal form: ``q, k, v (B, H, E)`` -> ``(B, H, E)`` and the next state.
+
+    The state shrinks whenever a key raises the stabiliser, so it neither overflows nor does a denominator vanish.
+    """
+    sums, top = state
+    feature_map = FEATURES[features](projection.to(sums.dtype))
+    queries, keys, values = (x.flatten(0, 1)[:, None].to(sums.dtype) for x in (q, k, v))  # (N, 1, E)
+    phi_k, new_top = feature_map.advance(keys, None, top)
+    values = functional.pad(values, (0, 1), value=1.0)
+    sums = torch.baddbmm(sums * _decay(top, new_top), phi_k.transpose(1, 2), values)
+    out, _ = _ratio(feature_map.queries(queries, new_top) @ sums)
+    return out.view_as(v).to(v.dtype), (sums, new_top)
 
 
 class _Sequence:

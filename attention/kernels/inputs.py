@@ -39,3 +39,17 @@ def zero_hidden(k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor) -> tup
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of exponents and sums: at least fp32, because bf16 exponents alone cost 4 % of the output."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def native_refuses(v: torch.Tensor) -> str | None:
+    """Why the C++ kernels, which sum in fp32, cannot take tensors like ``v``; None when they can."""
+    if v.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"it computes in fp32 and would lose digits of {v.dtype}; use attention.kernel=torch"
+    if not v.numel():
+        return "it takes no empty tensors; use attention.kernel=torch"
+    return None
+
+
+def last_contiguous(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors, copied where the last dimension is not contiguous; other strides are free."""
+    return tuple(x if x.stride(-1) == 1 else x.contiguous() for x in tensors)

@@ -6,10 +6,13 @@ T chunk length, C = ceil(L / T) chunks, key_mask bool ``(B, L)`` with True = rea
     out_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)         j over visible keys
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch.nn import functional
 
-from attention.kernels import dispatch
+from attention.kernels import dispatch, linear_native, native
 from attention.kernels.inputs import accumulation_dtype, check_qkv, zero_hidden
 
 OP = "linear_attention"
@@ -28,9 +31,33 @@ def linear_attention(
 ) -> torch.Tensor:
     """Linear attention: ``(B, H, L, Ev)``; a query that sees no key gives zeros and gets zero gradients."""
     check_qkv(q, k, v, key_mask, OP)
-    if key_mask is not None:
-        k, v = zero_hidden(k, v, key_mask)
     with torch.autocast(q.device.type, enabled=False):
+        return dispatch.call(OP, kernel, q.device, q, k, v, key_mask=key_mask, causal=causal)
+
+
+def initial_state(like: torch.Tensor, batch: int, heads: int, width: int) -> torch.Tensor:
+    """State ``(B, H, E, E + 1)`` of a stream before its first token, on the device of ``like``, at least fp32."""
+    return like.new_zeros(batch, heads, width, width + 1, dtype=accumulation_dtype(like.dtype))
+
+
+def linear_step(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of the causal form: ``q, k, v (B, H, E)`` -> ``(B, H, E)`` and the next state."""
+    phi_q, phi_k = _phi(q.to(state.dtype)), _phi(k.to(state.dtype))
+    values = functional.pad(v.to(state.dtype), (0, 1), value=1.0)
+    state = state + phi_k[..., None] * values[..., None, :]
+    return _divide((phi_q[..., None, :] @ state).squeeze(-2)).to(v.dtype), state
+
+
+def _with_features(sums: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A kernel made of ``sums(phi_q, phi_k, values, causal)`` with the features made before and the ratio after."""
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, key_mask: torch.Tensor | None, causal: bool
+    ) -> torch.Tensor:
+        if key_mask is not None:
+            k, v = zero_hidden(k, v, key_mask)
         dtype = accumulation_dtype(q.dtype)
         phi_q, phi_k = _phi(q.to(dtype)), _phi(k.to(dtype))
         if key_mask is not None:
@@ -38,8 +65,9 @@ def linear_attention(
             phi_k = phi_k.masked_fill(~key_mask[:, None, :, None], 0.0)
         # the column of ones makes the denominator the last column of the same sums
         values = functional.pad(v.to(dtype), (0, 1), value=1.0)
-        sums = dispatch.call(OP, kernel, q.device, phi_q, phi_k, values, causal=causal)
-        return _divide(sums).to(v.dtype)
+        return _divide(sums(phi_q, phi_k, values, causal=causal)).to(v.dtype)
+
+    return run
 
 
 def _phi(x: torch.Tensor) -> torch.Tensor:
@@ -82,4 +110,13 @@ def _chunks(x: torch.Tensor) -> torch.Tensor:
     return functional.pad(x, (0, 0, 0, -x.shape[2] % chunk)).unflatten(2, (-1, chunk))
 
 
-dispatch.register(OP, [dispatch.Kernel("torch", _torch), dispatch.Kernel("reference", _reference)])
+dispatch.register(
+    OP,
+    [
+        dispatch.Kernel(
+            "cpp", linear_native.native, ("cpu",), partial(native.missing, "linear"), linear_native.refuses
+        ),
+        dispatch.Kernel("torch", _with_features(_torch)),
+        dispatch.Kernel("reference", _with_features(_reference)),
+    ],
+)

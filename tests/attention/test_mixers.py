@@ -125,6 +125,56 @@ def test_bf16(name, causal):
     assert all(grad.isfinite().all() for grad in grads)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("linear", {}), ("performer", {}), ("performer", {"features": "hyperbolic"})],
+    ids=["linear", "performer", "performer-hyperbolic"],
+)
+def test_heads_stream(name, options):
+    assert attention.load(name).streaming
+    mixer, x = build(name, causal=True, **options), tokens(2, 4096)
+    state, outputs = mixer.init_state(2), []
+    sizes = [part.numel() for part in state]
+    with torch.no_grad():
+        for x_t in x.unbind(1):
+            y_t, state = mixer.step(x_t, state)
+            outputs.append(y_t)
+        torch.testing.assert_close(torch.stack(outputs, 1), mixer(x), rtol=0, atol=1e-5)
+    assert [part.numel() for part in state] == sizes
+    assert all(part.dtype == torch.float32 for part in state)
+
+
+@pytest.mark.parametrize(("first", "last"), [(20, 0), (0, 20)], ids=["falling", "rising"])
+def test_performer_streams_whatever_the_norms(first, last):
+    mixer = build("performer", causal=True)
+    x = tokens(2, 60) * torch.linspace(first, last, 60)[:, None]
+    state, outputs = mixer.init_state(2), []
+    for x_t in x.unbind(1):
+        y_t, state = mixer.step(x_t, state)
+        outputs.append(y_t)
+    want = mixer(x)
+    assert want.isfinite().all()
+    # exponents of some hundreds in fp32
+    assert (torch.stack(outputs, 1) - want).abs().max() < 1e-3 * want.abs().max()
+
+
+@pytest.mark.parametrize("name", ["linear", "performer"])
+def test_streams_in_bf16_sum_in_fp32(name):
+    mixer = build(name, causal=True).bfloat16()
+    y, state = mixer.step(tokens(2, 1)[:, 0].bfloat16(), mixer.init_state(2))
+    assert y.dtype == torch.bfloat16
+    assert all(part.dtype == torch.float32 for part in state)
+
+
+@pytest.mark.parametrize("name", ["linear", "performer"])
+def test_bidirectional_heads_refuse_to_stream(name):
+    mixer = build(name)
+    with pytest.raises(ValueError, match=r"attention\.causal=true"):
+        mixer.init_state(1)
+    with pytest.raises(ValueError, match=r"attention\.causal=true"):
+        mixer.step(tokens(1, 1)[:, 0], ())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_state_dict_reproduces_the_output(name):
     first, second = build(name), build(name, **({"projection_seed": 7} if name == "performer" else {}))
