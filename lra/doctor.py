@@ -66,6 +66,8 @@ def _data() -> Iterator[Line]:
                 f"{name} {regime}",
                 str(folder) if ready else f"not prepared: lra data prepare {name} regime={regime}",
             )
+        known = sorted(folder.parent.glob("[!.]*/manifest.json"))
+        yield f"{name}, all", ", ".join(p.parent.name for p in known) or "nothing prepared"
 
 
 def _tracking() -> Iterator[Line]:
