@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from tqdm import tqdm
 
 import lra.tasks
@@ -66,13 +66,14 @@ def expand(overrides: list[str]) -> list[list[str]]:
         raise UserError(f"{error.override}: not a valid override; write key=value or key=value,value") from None
     axes = []
     for override in parsed:
-        if override.is_interval_sweep() or override.is_glob_sweep():
-            raise UserError(
-                f"{override.input_line}: a sweep needs values; write key=value,value or key=range(low,high)"
-            )
         if override.is_sweep_override():
             key = override.get_key_element()
-            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            try:
+                axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            except HydraException:  # interval() and glob() name no values
+                raise UserError(
+                    f"{override.input_line}: a sweep needs values; write key=value,value or key=range(low,high)"
+                ) from None
         else:
             axes.append([override.input_line])
     return [list(cell) for cell in itertools.product(*axes)]

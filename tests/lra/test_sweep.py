@@ -29,6 +29,28 @@ def test_a_malformed_override_is_named():
         sweep.expand(["seed=[1,2"])
 
 
+@pytest.mark.parametrize("value", ["glob(*)", "interval(0,1)"])
+def test_sweeps_without_values_are_refused(value):
+    with pytest.raises(UserError, match="a sweep needs values"):
+        sweep.expand([f"seed={value}"])
+
+
+def test_repeated_cells_run_once(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(sweep, "describe_cost", lambda configs: str(len(configs)))
+    assert sweep.main([*tiny, "seed=0,0,1", "--dry-run"]) == 0
+    assert capsys.readouterr().out.strip() == "2"
+
+
+def test_a_rerun_that_dies_at_start_keeps_the_earlier_row(tiny, tmp_path, monkeypatch):
+    assert sweep.main(tiny) == 0
+    (before,) = results.load_all(tmp_path / "runs")
+    real = sweep.subprocess.Popen
+    monkeypatch.setattr(sweep.subprocess, "Popen", lambda c, **k: real(["sh", "-c", "kill -9 $$"], **k))
+    assert sweep.main([*tiny, "--rerun"]) == 1
+    (kept,) = (tmp_path / "runs" / ".replaced").glob("*/result.json")
+    assert results.load(kept) == before
+
+
 def test_a_sweep_survives_dead_cells_and_finishes_only_what_is_left(tiny, tmp_path, monkeypatch, capfd):
     # a kernel name that exists but cannot run would be refused early; killing the process is what no code survives
     real = sweep.subprocess.Popen

@@ -16,7 +16,7 @@ import attention
 from lra import results
 from lra.config import compose_run
 from lra.errors import UserError
-from lra.train import run
+from lra.train import only_process, run
 from lra.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,6 +148,14 @@ def test_an_earlier_run_of_the_same_name_is_kept(tiny):
     assert len(kept) == 1
     assert results.load(kept[0]) == first
     assert [r.run_id for r in results.load_all(Path(config.runs_dir))] == [second.run_id]
+
+
+def test_two_processes_never_share_a_run(tiny, tmp_path):
+    config = compose_run(tiny)
+    with only_process(config), pytest.raises(UserError, match="another process is at this run"):
+        run(config)
+    assert not config.run_dir.exists()
+    assert run(config).status in ("ok", "stuck")
 
 
 def test_missing_data_names_the_command_and_creates_nothing(tiny, tmp_path):
