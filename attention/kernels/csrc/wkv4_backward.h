@@ -52,8 +52,16 @@ struct Backward {
     }
   }
 
+  void fetch(int64_t t) const {
+    for (const Rows<const T>& rows : {k, v, y, grad_y}) prefetch<LANES, 0>(rows, t);
+    prefetch<LANES, 0>(saved, t);
+    prefetch<LANES, 1>(grad_k, t);
+    prefetch<LANES, 1>(grad_v, t);
+  }
+
   void even_row(int64_t t, const uint32_t* __restrict bias) {
     const int count = channels.count;
+    fetch(std::max<int64_t>(t - kAhead, 0));
     const float* __restrict key = k_buffer.read(k[t], count);
     const float* __restrict value = v_buffer.read(v[t], count);
     const float* __restrict out = y_buffer.read(y[t], count);

@@ -56,6 +56,9 @@ struct Forward {
     for (int64_t t = begin; t < end; t++) {
       if (hidden(t)) continue;
       any = true;
+      prefetch<LANES, 0>(v, t);
+      prefetch<LANES, 1>(y, t);
+      if (saved.first) prefetch<LANES, 1>(saved, t);
       const float* key = k_buffer.read(k[t], channels.count);
 #pragma omp simd
       for (int c = 0; c < LANES; c++) {  // a NaN is passed over here and shows in its row
@@ -69,7 +72,8 @@ struct Forward {
 #pragma omp simd reduction(min : deepest)
     for (int c = 0; c < LANES; c++) {
       const int most = static_cast<int>(std::nearbyint(std::min(high[c], kFarthest) * kLog2e));
-      const int least = static_cast<int>(std::nearbyint(std::max(low[c], -kFarthest) * kLog2e));
+      // a key without any weight is for uneven rows
+      const int least = low[c] > -kFarthest ? static_cast<int>(std::nearbyint(low[c] * kLog2e)) : kEmpty;
       const int bonus = channels.bonus_exponent[c];
       exponents[c] = std::max(most + std::max(bonus, 0), sums.top(c));
       deepest = std::min(deepest, least + std::min(bonus, 0) - exponents[c]);

@@ -10,6 +10,7 @@
 namespace {
 
 constexpr int kDeepest = -80;         // lowest power of two a weight may have beside its tile's exponent
+constexpr int kAhead = 6;             // rows between asking for memory and using it
 constexpr float kNever = -1e38f;      // an empty sum's exponent in the state that callers see
 
 // A (batch, row, channel) tensor as one scan sees it: row 0 is where the scan starts.
@@ -19,6 +20,12 @@ struct Rows {
   int64_t stride;
   T* operator[](int64_t row) const { return first + row * stride; }
 };
+
+// Asks for a row's cache lines before they are needed: with many streams at once the hardware does not keep up.
+template <int LANES, int WRITE, typename T>
+inline void prefetch(Rows<T> rows, int64_t row) {
+  for (int c = 0; c < LANES; c += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[row] + c, WRITE);
+}
 
 template <typename T>
 Rows<T> rows(const at::Tensor& x, int64_t batch, int64_t channel, bool reverse) {
