@@ -52,8 +52,11 @@ struct Backward {
     }
   }
 
-  void fetch(int64_t t) const {
-    for (const Rows<const T>& rows : {k, v, y, grad_y}) prefetch<LANES, 0>(rows, t);
+  [[gnu::always_inline]] void fetch(int64_t t) const {
+    prefetch<LANES, 0>(k, t);
+    prefetch<LANES, 0>(v, t);
+    prefetch<LANES, 0>(y, t);
+    prefetch<LANES, 0>(grad_y, t);
     prefetch<LANES, 0>(saved, t);
     prefetch<LANES, 1>(grad_k, t);
     prefetch<LANES, 1>(grad_v, t);
