@@ -62,10 +62,8 @@ class RWKV4(Mixer):
         kernel = self.config.kernel
         y = self.forwards(x, shift(x, 1), key_mask, kernel)
         if not self.config.causal:
-            # masked positions are zeros to the shift and nothing to the scan: a plain flip will do
-            mirrored = None if key_mask is None else key_mask.flip(1)
-            back = self.backwards(x.flip(1), shift(x, -1).flip(1), mirrored, kernel)
-            y = torch.cat([y, back.flip(1)], -1)
+            back = self.backwards(x, shift(x, -1), key_mask, kernel, reverse=True)
+            y = torch.cat([y, back], -1)
         return self.output(y)
 
     def native_channel_mixer(self) -> nn.Module:
@@ -120,10 +118,12 @@ class Direction(nn.Module):
         v = self.value(_blend(last, x, self.mix_value))
         return k, v, torch.sigmoid(self.gate(_blend(last, x, self.mix_gate)))
 
-    def forward(self, x: Tensor, last: Tensor, key_mask: Tensor | None, kernel: str) -> Tensor:
-        """``x, last (B, L, D)`` -> ``(B, L, C)``."""
+    def forward(
+        self, x: Tensor, last: Tensor, key_mask: Tensor | None, kernel: str, *, reverse: bool = False
+    ) -> Tensor:
+        """``x, last (B, L, D)`` -> ``(B, L, C)``; with ``reverse`` the last token is the first to be seen."""
         k, v, gate = self.project(x, last)
-        y, _ = wkv4(self.time_decay, self.bonus, k, v, key_mask=key_mask, kernel=kernel)
+        y, _ = wkv4(self.time_decay, self.bonus, k, v, key_mask=key_mask, reverse=reverse, kernel=kernel)
         return gate * y
 
     def step(self, x: Tensor, last: Tensor, state: State) -> tuple[Tensor, State]:

@@ -45,53 +45,77 @@ def missing(name: str) -> str | None:
         return "there is no C++ compiler; install g++ (Debian: apt install g++) or set CXX"
     try:
         torch.ops.load_library(str(_build(name, compiler)))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        lines = [line for line in str(error).splitlines() if "error" in line.lower()] or str(error).splitlines()
-        reason = f"building csrc/{name}.cpp with {compiler} failed: {lines[0].strip() if lines else error!r}"
-        log.warning("%s; the plain torch kernel runs instead", reason)
-        return reason
-    return None
+    except subprocess.SubprocessError as error:
+        problem = f"{compiler} cannot build csrc/{name}.cpp: {_first_error(error)}"
+        remedy = "install a working g++ (Debian: apt install g++) or set CXX"
+    except (OSError, RuntimeError) as error:
+        problem = f"csrc/{name}.cpp cannot be built in or loaded from {cache_dir()}: {error}"
+        remedy = "set LRA_NATIVE_DIR to a folder that can be written"
+    else:
+        return None
+    log.warning("%s; the plain torch kernel runs instead (%s)", problem, remedy)
+    return f"{problem}; {remedy}"
+
+
+def _first_error(error: subprocess.SubprocessError) -> str:
+    """The line of the compiler's output that says what went wrong."""
+    lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [str(error)]
+    return next((line for line in lines if "error" in line.lower()), lines[-1]).strip()
 
 
 def _build(name: str, compiler: str) -> Path:
-    """Path of the library, built unless it is in the cache; one process builds, others wait for it."""
+    """Path of the library, built unless it is whole in the cache; one process builds, others wait for it."""
     source = SOURCES / f"{name}.cpp"
     library = cache_dir() / f"{name}-{_key(source, compiler)}.so"
-    if library.exists():
+    if _whole(library):
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with (library.parent / f"{library.stem}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
+        if not _whole(library):
             # a folder of its own: nothing that a killed build leaves behind can disturb the next one
             with tempfile.TemporaryDirectory(dir=library.parent, prefix=f".{name}-") as folder:
                 log.info("building the native kernel %s (once, about half a minute)", name)
-                os.replace(_compile(name, source, folder), library)
+                built, digest = Path(folder) / "built.so", Path(folder) / "digest"
+                _compile(compiler, source, built)
+                digest.write_text(_digest(built))
+                os.replace(digest, _digest_of(library))
+                os.replace(built, library)
     return library
 
 
-def _compile(name: str, source: Path, folder: str) -> Path:
+def _compile(compiler: str, source: Path, library: Path) -> None:
     from torch.utils import cpp_extension
 
-    # torch calls ninja by name, and the one that pip installed lies beside this interpreter
-    beside = str(Path(sys.executable).parent)
-    if beside not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join((beside, os.environ.get("PATH", "")))
-    cpp_extension.load(
-        name=f"lra_{name}",
-        sources=[str(source)],
-        extra_cflags=list(FLAGS),
-        extra_ldflags=["-fopenmp"],
-        build_directory=folder,
-        is_python_module=False,
-    )
-    return Path(folder) / f"lra_{name}.so"
+    command = [compiler, *FLAGS, "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    command += [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    command += [str(source), "-o", str(library)]
+    command += [f"-L{path}" for path in cpp_extension.library_paths()]
+    command += ["-ltorch", "-ltorch_cpu", "-lc10"]
+    subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
+
+
+def _whole(library: Path) -> bool:
+    """Whether the cached library is what was built: loading one that was cut short would kill the process."""
+    try:
+        return _digest(library) == _digest_of(library).read_text()
+    except OSError:
+        return False
+
+
+def _digest(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _digest_of(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 @cache
 def _key(source: Path, compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    parts = (source.read_text(), *FLAGS, torch.__version__, version, platform.machine(), _cpu_flags())
+    sources = [path.read_text() for path in (source, *sorted(SOURCES.glob("*.h")))]
+    parts = (*sources, *FLAGS, torch.__version__, version, platform.machine(), _cpu_flags())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -10,10 +10,12 @@ The bidirectional form (Bi-WKV, Duan et al. 2024, eq. 3, without its division of
 i != t by e^{(|t-i|-1)w + k_i}. To add a kernel, put it into the list at the end of this file.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from attention.kernels import dispatch
+from attention.kernels import dispatch, wkv4_native
 from attention.kernels.wkv4_scan import NEVER, State, wkv4_scan
 
 
@@ -26,6 +28,7 @@ def wkv4(
     key_mask: Tensor | None = None,
     state: State | None = None,
     bidirectional: bool = False,
+    reverse: bool = False,
     kernel: str = "auto",
 ) -> tuple[Tensor, State | None]:
     """WKV-4: ``time_decay, u (C)``, ``k, v (B, L, C)`` -> ``y (B, L, C)`` and the end state.
@@ -35,14 +38,14 @@ def wkv4(
     where an earlier call ended; gradients flow through ``num`` and ``den`` on both ends, ``max`` counts as a
     constant. A bidirectional call takes no state (``ValueError``) and returns None for it.
 
+    ``reverse`` scans from the last position to the first: sums over i > t instead of i < t, and the end state is
+    the one before the first position.
+
     A position that is False in ``key_mask (B, L)`` adds nothing, whatever it holds, while the state still
     decays. A query that sees no key gives zeros. No gradient comes back from a masked query.
     """
     _check(time_decay, u, k, v, key_mask, state, bidirectional)
-    if key_mask is not None:
-        hidden = ~key_mask[..., None]
-        k, v = k.masked_fill(hidden, -torch.inf), v.masked_fill(hidden, 0)
-    options = {"key_mask": key_mask, "state": state, "bidirectional": bidirectional}
+    options = {"key_mask": key_mask, "state": state, "bidirectional": bidirectional, "reverse": reverse}
     return dispatch.call("wkv4", kernel, k.device, time_decay, u, k, v, **options)
 
 
@@ -78,6 +81,31 @@ def _read(k: Tensor, v: Tensor, states: list[State]) -> Tensor:
         past = (peak - scale).exp()
         num, den = num + past * past_num, den + past * past_den
     return num / den.masked_fill(den == 0, 1)
+
+
+def _plain(scan: Callable) -> Callable:
+    """A kernel from a scan in plain torch, which knows no ``reverse`` and takes masked keys as -inf, their v as 0."""
+
+    def run(
+        time_decay: Tensor,
+        u: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask: Tensor | None,
+        reverse: bool,
+        **options: object,
+    ) -> tuple[Tensor, State | None]:
+        if key_mask is not None:
+            hidden = ~key_mask[..., None]
+            k, v = k.masked_fill(hidden, -torch.inf), v.masked_fill(hidden, 0)
+        if not reverse:
+            return scan(time_decay, u, k, v, key_mask=key_mask, **options)
+        key_mask = None if key_mask is None else key_mask.flip(1)
+        y, state = scan(time_decay, u, k.flip(1), v.flip(1), key_mask=key_mask, **options)
+        return y.flip(1), state
+
+    return run
 
 
 def _reference(
@@ -159,7 +187,8 @@ def _shapes(*tensors: Tensor) -> str:
 dispatch.register(
     "wkv4",
     [
-        dispatch.Kernel("torch", _torch),
-        dispatch.Kernel("reference", _reference),
+        dispatch.Kernel("cpp", wkv4_native.run, ("cpu",), missing=wkv4_native.missing, refuses=wkv4_native.refuses),
+        dispatch.Kernel("torch", _plain(_torch)),
+        dispatch.Kernel("reference", _plain(_reference)),
     ],
 )

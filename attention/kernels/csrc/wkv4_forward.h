@@ -1,0 +1,159 @@
+// The forward scan of a block of channels, tile by tile; formulas in wkv4.cpp.
+#pragma once
+
+#include "wkv4_sums.h"
+
+namespace {
+
+template <typename T, int LANES>
+struct Forward {
+  Channels<LANES> channels;
+  Rows<const T> k, v;
+  Rows<T> y;
+  Rows<float> saved;  // 1 / D over the tile's exponent, or log D in an uneven tile; none where no gradient is wanted
+  Rows<const bool> mask;
+  Sums<LANES, 2> sums = {};  // numerator and denominator
+  Buffer<T, LANES> k_buffer = {}, v_buffer = {}, y_buffer = {};
+  Buffer<float, LANES> saved_buffer = {};
+
+  void tile(int64_t begin, int64_t end, Tile out) {
+    alignas(64) int exponents[LANES];
+    alignas(64) uint32_t bias[LANES];
+    const bool even = choose_exponents(begin, end, exponents);
+    for (int c = 0; c < LANES; c++) bias[c] = 127u - static_cast<uint32_t>(exponents[c]);
+    if (even) sums.rescale(exponents);
+    for (int64_t t = begin; t < end; t++) {
+      if (hidden(t)) {
+        masked_row(t);
+        sums.gap++;
+        continue;
+      }
+      if (sums.gap) {
+        sums.settle(channels);
+        if (even) sums.rescale(exponents);
+      }
+      if (even) {
+        even_row(t, bias);
+      } else {
+        uneven_row(t);
+      }
+    }
+    if (out.even) {
+      std::copy_n(exponents, channels.count, out.exponents);
+      *out.even = even;
+    }
+  }
+
+  bool hidden(int64_t t) const { return mask.first && !*mask[t]; }
+
+  // Largest exponent of each channel's denominators in this tile, about; whether it keeps all weights in reach.
+  bool choose_exponents(int64_t begin, int64_t end, int* exponents) {
+    alignas(64) float low[LANES], high[LANES];
+    std::fill_n(low, LANES, kFarthest);
+    std::fill_n(high, LANES, -kFarthest);
+    std::copy_n(sums.exponent, LANES, exponents);
+    bool any = false;
+    for (int64_t t = begin; t < end; t++) {
+      if (hidden(t)) continue;
+      any = true;
+      prefetch<LANES, 0>(v, t);
+      prefetch<LANES, 1>(y, t);
+      if (saved.first) prefetch<LANES, 1>(saved, t);
+      const float* key = k_buffer.read(k[t], channels.count);
+#pragma omp simd
+      for (int c = 0; c < LANES; c++) {  // a NaN is passed over here and shows in its row
+        low[c] = key[c] < low[c] ? key[c] : low[c];
+        high[c] = key[c] > high[c] ? key[c] : high[c];
+      }
+    }
+    if (!any) return false;
+    sums.settle(channels);
+    int deepest = 0;
+#pragma omp simd reduction(min : deepest)
+    for (int c = 0; c < LANES; c++) {
+      const int most = static_cast<int>(std::nearbyint(std::min(high[c], kFarthest) * kLog2e));
+      // a key without any weight is for uneven rows
+      const int least = low[c] > -kFarthest ? static_cast<int>(std::nearbyint(low[c] * kLog2e)) : kEmpty;
+      const int bonus = channels.bonus_exponent[c];
+      exponents[c] = std::max(most + std::max(bonus, 0), sums.top(c));
+      deepest = std::min(deepest, least + std::min(bonus, 0) - exponents[c]);
+    }
+    return deepest >= kDeepest;
+  }
+
+  void masked_row(int64_t t) {
+    float* out = y_buffer.target(y[t], channels.count);
+#pragma omp simd
+    for (int c = 0; c < LANES; c++) {  // both sums have the same decay to come: it cancels
+      const float num = sums.x[0][c], den = sums.x[1][c];
+      out[c] = den == 0 ? 0.f : num / den;
+    }
+    y_buffer.write(y[t], channels.count);
+  }
+
+  void even_row(int64_t t, const uint32_t* __restrict bias) {
+    const float* __restrict key = k_buffer.read(k[t], channels.count);
+    const float* __restrict value = v_buffer.read(v[t], channels.count);
+    float* __restrict out = y_buffer.target(y[t], channels.count);
+    float* __restrict inverse = saved.first ? saved_buffer.target(saved[t], channels.count) : saved_buffer.values;
+#pragma omp simd
+    for (int c = 0; c < LANES; c++) {
+      const float weight = exp_scaled(key[c], bias[c]), own = weight * channels.bonus[c];
+      const float num = sums.x[0][c], den = sums.x[1][c];
+      inverse[c] = 1.f / (den + own);
+      out[c] = (num + own * value[c]) * inverse[c];
+      sums.x[0][c] = channels.decay[c] * num + weight * value[c];
+      sums.x[1][c] = channels.decay[c] * den + weight;
+    }
+    y_buffer.write(y[t], channels.count);
+    if (saved.first) saved_buffer.write(saved[t], channels.count);
+  }
+
+  void uneven_row(int64_t t) {
+    const float* key = k_buffer.read(k[t], channels.count);
+    const float* value = v_buffer.read(v[t], channels.count);
+    for (int c = 0; c < LANES; c++) {
+      const Split weight = split_exp(key[c]);
+      const float own = weight.fraction * channels.bonus_fraction[c];
+      const int own_exponent = weight.exponent + channels.bonus_exponent[c];
+      const int past = sums.top(c), now = weight.fraction == 0 ? kEmpty : weight.exponent;
+      const int largest = std::max(past, weight.fraction == 0 ? kEmpty : own_exponent);
+      const float own_scaled = scaled(own, own_exponent - largest);
+      const float den = scaled(sums.x[1][c], sums.exponent[c] - largest) + own_scaled;
+      const float num = scaled(sums.x[0][c], sums.exponent[c] - largest) + own_scaled * value[c];
+      y_buffer.values[c] = den == 0 ? 0.f : num / den;
+      saved_buffer.values[c] = den == 0 ? kFarthest : std::log(den) + largest * kLn2High + largest * kLn2Low;
+      const int next = std::max({past + channels.decay_exponent[c], now, kEmpty});
+      const int shift = sums.exponent[c] + channels.decay_exponent[c] - next;
+      const float added = scaled(weight.fraction, weight.exponent - next);
+      sums.x[0][c] = scaled(sums.x[0][c] * channels.decay_fraction[c], shift) + added * value[c];
+      sums.x[1][c] = scaled(sums.x[1][c] * channels.decay_fraction[c], shift) + added;
+      sums.exponent[c] = next;
+    }
+    for (int c = 0; c < channels.count; c++) y[t][c] = static_cast<T>(y_buffer.values[c]);
+    if (saved.first) std::copy_n(saved_buffer.values, channels.count, saved[t]);
+  }
+
+  // The sums as callers see them: num e^max and den e^max with a whole number max, den near 1.
+  void start(const float* num, const float* den, const float* max) {
+    for (int c = 0; c < channels.count; c++) {
+      const Split scale = split_exp(max[c]);
+      sums.x[0][c] = num[c] * scale.fraction;
+      sums.x[1][c] = den[c] * scale.fraction;
+      sums.exponent[c] = scale.exponent;
+    }
+  }
+
+  void finish(float* num, float* den, float* max) {
+    sums.settle(channels);
+    for (int c = 0; c < channels.count; c++) {
+      const int top = sums.top(c);
+      max[c] = top <= kEmpty ? kNever : static_cast<float>(std::nearbyint(top * M_LN2));
+      const float factor = top <= kEmpty ? 0.f : static_cast<float>(std::exp(top * M_LN2 - max[c]));
+      num[c] = scaled(sums.x[0][c], sums.exponent[c] - top) * factor;
+      den[c] = scaled(sums.x[1][c], sums.exponent[c] - top) * factor;
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,144 @@
+// What both passes of WKV-4 run on: rows of a tensor, parameters of a block of channels, decaying sums.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <type_traits>
+
+#include "wkv4_numbers.h"
+
+namespace {
+
+constexpr int kDeepest = -80;         // lowest power of two a weight may have beside its tile's exponent
+constexpr int kAhead = 6;             // rows between asking for memory and using it
+constexpr float kNever = -1e38f;      // an empty sum's exponent in the state that callers see
+
+// A (batch, row, channel) tensor as one scan sees it: row 0 is where the scan starts.
+template <typename T>
+struct Rows {
+  T* first;
+  int64_t stride;
+  T* operator[](int64_t row) const { return first + row * stride; }
+};
+
+// Asks for a row's cache lines before they are needed: with many streams at once the hardware does not keep up.
+// Inlined by force: gcc drops calls of a function that does nothing but this.
+template <int LANES, int WRITE, typename T>
+[[gnu::always_inline]] inline void prefetch(Rows<T> rows, int64_t row) {
+  for (int c = 0; c < LANES; c += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[row] + c, WRITE);
+}
+
+template <typename T>
+Rows<T> rows(const at::Tensor& x, int64_t batch, int64_t channel, bool reverse) {
+  using Value = std::remove_const_t<T>;
+  const int64_t length = x.size(1), stride = x.size(2);
+  T* base = static_cast<T*>(x.data_ptr<Value>()) + batch * length * stride + channel;
+  return reverse ? Rows<T>{base + (length - 1) * stride, -stride} : Rows<T>{base, stride};
+}
+
+// Up to LANES channels of a row as fp32: in place where they are that already, otherwise in a buffer.
+template <typename T, int LANES>
+struct Buffer {
+  alignas(64) float values[LANES] = {};
+
+  static bool in_place(int count) { return std::is_same_v<T, float> && count == LANES; }
+
+  const float* read(const T* from, int count) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (count == LANES) return from;
+    }
+    if (count == LANES) {
+#pragma omp simd
+      for (int c = 0; c < LANES; c++) values[c] = static_cast<float>(from[c]);
+    } else {
+      for (int c = 0; c < count; c++) values[c] = static_cast<float>(from[c]);
+    }
+    return values;
+  }
+
+  float* target(T* to, int count) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (count == LANES) return to;
+    }
+    return values;
+  }
+
+  void write(T* to, int count) const {
+    if (in_place(count)) return;
+    if (count == LANES) {
+#pragma omp simd
+      for (int c = 0; c < LANES; c++) to[c] = static_cast<T>(values[c]);
+    } else {
+      for (int c = 0; c < count; c++) to[c] = static_cast<T>(values[c]);
+    }
+  }
+};
+
+// What a block of channels keeps from row to row: w, e^w and e^u.
+template <int LANES>
+struct Channels {
+  alignas(64) float w[LANES] = {}, decay[LANES] = {}, bonus[LANES] = {};
+  alignas(64) float decay_fraction[LANES] = {}, bonus_fraction[LANES] = {};
+  alignas(64) int decay_exponent[LANES] = {}, bonus_exponent[LANES] = {};
+  int count = LANES;
+
+  Channels(const float* w_from, const float* u_from, int channels) : count(channels) {
+    for (int c = 0; c < LANES; c++) {
+      w[c] = c < count ? w_from[c] : 0.f;
+      const Split step = split_exp(w[c]), own = split_exp(c < count ? u_from[c] : 0.f);
+      decay_fraction[c] = step.fraction, decay_exponent[c] = step.exponent;
+      bonus_fraction[c] = own.fraction, bonus_exponent[c] = own.exponent;
+      decay[c] = scaled(step.fraction, step.exponent);
+      bonus[c] = scaled(own.fraction, own.exponent);
+    }
+  }
+};
+
+// N sums a channel that share an exponent; they have yet to decay by `gap` steps.
+template <int LANES, int N>
+struct Sums {
+  alignas(64) float x[N][LANES] = {};
+  alignas(64) int exponent[LANES] = {};
+  int64_t gap = 0;
+
+  void rescale(const int* to) {
+#pragma omp simd
+    for (int c = 0; c < LANES; c++) {
+      for (int j = 0; j < N; j++) x[j][c] = scaled(x[j][c], exponent[c] - to[c]);
+      exponent[c] = to[c];
+    }
+  }
+
+  // Exponent of channel c as a whole; kEmpty where it holds nothing.
+  int top(int c) const {
+    // of numerator and denominator the latter decides: it has one sign and no factor v
+    float largest = N == 2 ? x[1][c] : 0.f;
+    for (int j = 0; N == 4 && j < N; j++) largest = std::max(largest, std::abs(x[j][c]));
+    return largest == 0 ? kEmpty : exponent_of(largest) + exponent[c];
+  }
+
+  void settle(const Channels<LANES>& channels) {
+    if (gap == 0) return;
+    const float steps = static_cast<float>(gap);
+#pragma omp simd
+    for (int c = 0; c < LANES; c++) {
+      const Split decay = split_exp(steps * channels.w[c]);
+      // the last two of four sums are the derivatives by w of the first two
+      if constexpr (N == 4) {
+        x[2][c] += steps * x[0][c];
+        x[3][c] += steps * x[1][c];
+      }
+      for (int j = 0; j < N; j++) x[j][c] *= decay.fraction;
+      exponent[c] = std::max(exponent[c] + decay.exponent, kEmpty);
+    }
+    gap = 0;
+  }
+};
+
+// How a tile was computed: `exponents` are its channels', and without `even` the rows took their own.
+struct Tile {
+  int* exponents;
+  uint8_t* even;
+};
+
+}  // namespace

@@ -1,0 +1,90 @@
+"""WKV-4 through the C++ kernel ``csrc/wkv4.cpp``, which has the formulas.
+
+Shapes: B batch, L sequence length, C channels. Saved for the backward: k, v and y as they are, the reciprocal
+denominator in fp32, and one exponent a channel for every 16 positions.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attention.kernels import native
+from attention.kernels.wkv4_scan import State
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def missing() -> str | None:
+    """Why the kernel cannot run on this machine, or None."""
+    return native.missing("wkv4")
+
+
+def refuses(time_decay: Tensor, u: Tensor, k: Tensor, v: Tensor, *, bidirectional: bool, **_: object) -> str | None:
+    """Why the kernel cannot take these arguments, or None."""
+    if bidirectional:
+        return "it scans in one direction; use bidirectional=False, with reverse=True for the other one"
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype not in DTYPES:
+            return f"it takes fp32, bf16 or fp16 and {name} is {x.dtype}"
+    if k.dtype != v.dtype:
+        return f"k is {k.dtype} and v is {v.dtype}; give both one dtype"
+    return None
+
+
+def run(
+    time_decay: Tensor,
+    u: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    key_mask: Tensor | None,
+    state: State | None,
+    reverse: bool,
+    bidirectional: bool = False,
+) -> tuple[Tensor, State]:
+    """WKV-4; arguments and result as in ``attention.kernels.wkv4``."""
+    num, den, peak = (None, None, None) if state is None else (part.float() for part in state)
+    y, *end = _WKV4.apply(time_decay, u, k, v, num, den, peak, key_mask, reverse)
+    return y, tuple(end)
+
+
+class _WKV4(torch.autograd.Function):
+    """``(time_decay, u, k, v, num, den, peak) -> (y, num, den, peak)``; no gradient for peak."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        time_decay: Tensor,
+        u: Tensor,
+        k: Tensor,
+        v: Tensor,
+        num: Tensor | None,
+        den: Tensor | None,
+        peak: Tensor | None,
+        key_mask: Tensor | None,
+        reverse: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        w = -time_decay.float().exp()
+        tensors = [x if x is None else x.contiguous() for x in (w, u.float(), k, v, key_mask, num, den, peak)]
+        save = any(ctx.needs_input_grad)
+        y, end_num, end_den, end_peak, *saved = torch.ops.lra_wkv4.forward(*tensors, reverse, save)
+        ctx.mark_non_differentiable(end_peak)
+        if save:
+            ctx.save_for_backward(*tensors, y, end_peak, *saved)
+            ctx.reverse, ctx.parameters = reverse, (time_decay.dtype, u.dtype)
+        return y, end_num, end_den, end_peak
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad_y: Tensor, grad_num: Tensor, grad_den: Tensor, _: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        tensors, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+        grads = (x.contiguous() for x in (grad_y, grad_num, grad_den))
+        grad_w, grad_u, *grads = torch.ops.lra_wkv4.backward(*tensors, ctx.reverse, *saved, *grads)
+        w, num = tensors[0], tensors[5]
+        if num is None:
+            grads[2:] = None, None
+        decay_dtype, bonus_dtype = ctx.parameters
+        grad_decay = (grad_w.sum(0) * w).to(decay_dtype)
+        return grad_decay, grad_u.sum(0).to(bonus_dtype), *grads, None, None, None

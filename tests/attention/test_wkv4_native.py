@@ -1,0 +1,104 @@
+"""What only the C++ WKV-4 kernel promises: gradients of a state, determinism, every width and dtype."""
+
+import pytest
+import torch
+
+from attention.kernels import dispatch
+from attention.kernels.wkv4 import wkv4
+from tests.attention.test_wkv4 import NAMES, gradients, random_inputs
+from tests.attention.wkv4_reference import error, wkv4_by_definition
+
+pytestmark = pytest.mark.skipif("cpp" not in dispatch.available("wkv4", "cpu"), reason="no native kernel here")
+
+
+def with_state(inputs, kernel, *, key_mask=None, dtype=torch.float32):
+    """Gradients by all inputs and the start state of a loss over y and the end state."""
+    generator = torch.Generator().manual_seed(7)
+    channels = inputs[0].shape[0]
+    sums = [torch.rand(2, channels, generator=generator) for _ in range(2)]
+    leaves = [x.to(dtype).requires_grad_() for x in (*inputs, *sums)]
+    start = (*leaves[4:], torch.full_like(leaves[4], 1.3).detach())
+    y, (num, den, peak) = wkv4(*leaves[:4], state=start, key_mask=key_mask, kernel=kernel)
+    gy = torch.randn(y.shape, generator=generator).to(dtype)
+    if key_mask is not None:
+        gy = gy * key_mask[..., None]
+    loss = (y * gy).sum() + (num / den).cos().sum() + (den.log() + peak).sin().sum()
+    return [y.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("spread", [1, 40], ids=["near keys", "far keys"])
+def test_gradients_through_both_states(spread, masked):
+    decay, u, k, v = random_inputs(2, 45, 5, seed=8)
+    inputs = (decay, u, spread * k - 2 * spread, v)
+    mask = torch.rand(2, 45, generator=torch.Generator().manual_seed(9)) < 0.6 if masked else None
+    want = with_state(inputs, "reference", key_mask=mask, dtype=torch.float64)
+    for key, got, x in zip(("y", *NAMES, "num", "den"), with_state(inputs, "cpp", key_mask=mask), want):
+        assert error(got, x) < 1e-4, key
+
+
+@pytest.mark.parametrize("channels", [1, 31, 64, 100, 130, 320])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_width(channels, dtype):
+    inputs = random_inputs(2, 35, channels)
+    inputs = [x.to(dtype) for x in inputs]
+    gy = torch.randn(2, 35, channels, generator=torch.Generator().manual_seed(2)).to(dtype)
+    y, grads = gradients(inputs, gy, kernel="cpp")
+    want = [x.double() for x in inputs]
+    assert y.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    assert error(y, wkv4_by_definition(*want)) < tolerance
+    for key, got, grad in zip(NAMES, grads, gradients(want, gy, kernel="torch")[1]):
+        assert got.dtype == dtype
+        assert error(got, grad) < 2 * tolerance, key
+
+
+def test_bitwise_the_same_again_and_with_two_threads():
+    inputs = random_inputs(3, 300, 200)
+    gy = torch.randn(3, 300, 200, generator=torch.Generator().manual_seed(2))
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 1, 2):
+            torch.set_num_threads(count)
+            y, grads = gradients(inputs, gy, kernel="cpp")
+            found.append((y, *grads))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(*pair) for again in found[1:] for pair in zip(found[0], again))
+
+
+def test_long_gap_keeps_what_is_far_away():
+    decay, u, k, v = random_inputs(1, 200, 3)
+    mask = torch.zeros(1, 200, dtype=torch.bool)
+    mask[0, [3, 180]] = True
+    k[0, 180] = -900  # the old key still counts, for all its decay
+    y, _ = wkv4(decay, u, k, v, key_mask=mask, kernel="cpp")
+    assert error(y, wkv4_by_definition(decay, u, k, v, key_mask=mask)) < 5e-5
+
+
+def test_weightless_keys_are_no_keys():
+    decay, u, k, v = random_inputs(2, 40, 3)
+    k[:, :20] = -torch.inf
+    y, grads = gradients((decay, u, k, v), torch.ones_like(k), kernel="cpp")
+    assert (y[:, :20] == 0).all()
+    alone, _ = wkv4(decay, u, k[:, 20:], v[:, 20:], kernel="cpp")
+    assert error(y[:, 20:], alone) < 1e-6
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "options", "reason"),
+    [
+        ((torch.float64, torch.float64), {}, "fp32, bf16 or fp16"),
+        ((torch.float32, torch.bfloat16), {}, "give both one dtype"),
+        ((torch.float32, torch.float32), {"bidirectional": True}, "reverse=True"),
+    ],
+)
+def test_what_it_cannot_take_goes_to_torch(dtypes, options, reason):
+    decay, u, k, v = random_inputs(1, 4, 2)
+    inputs = (decay, u, k.to(dtypes[0]), v.to(dtypes[1]))
+    wkv4(*inputs, **options)
+    assert dispatch.last_used("wkv4") == "torch"
+    with pytest.raises(ValueError, match=reason):
+        wkv4(*inputs, kernel="cpp", **options)
