@@ -17,12 +17,13 @@ No epsilon is added to the features: large inputs make features so small that ev
 a plain mean of v. Factors that cancel in the ratio keep exponents from over- and underflow instead.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch.nn import functional
 
-from attention.kernels import dispatch, favor_native, native
+from attention.kernels import dispatch, favor_native, favor_triton, native
 from attention.kernels.favor_torch import FEATURES, chunked
 from attention.kernels.inputs import check_qkv, zero_hidden
 
@@ -152,9 +153,19 @@ def _native_refuses(*args: torch.Tensor, **options: object) -> str | None:
     return _torch_refuses(*args) or favor_native.refuses(*args, **options)
 
 
+def _triton(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, projection: torch.Tensor, **options: object
+) -> torch.Tensor:
+    """The Triton kernel takes what it must not see as zeros."""
+    if options["key_mask"] is not None:
+        k, v = zero_hidden(k, v, options["key_mask"])
+    return favor_triton.KERNEL.run(q, k, v, projection, **options)
+
+
 dispatch.register(
     OP,
     [
+        replace(favor_triton.KERNEL, run=_triton),
         dispatch.Kernel("cpp", favor_native.native, ("cpu",), partial(native.missing, "favor"), _native_refuses),
         dispatch.Kernel("torch", chunked, refuses=_torch_refuses),
         dispatch.Kernel("reference", _reference),

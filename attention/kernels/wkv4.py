@@ -11,11 +11,12 @@ i != t by e^{(|t-i|-1)w + k_i}. To add a kernel, put it into the list at the end
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attention.kernels import dispatch, wkv4_native
+from attention.kernels import dispatch, wkv4_native, wkv4_triton
 from attention.kernels.wkv4_scan import NEVER, State, wkv4_scan
 
 
@@ -187,6 +188,7 @@ def _shapes(*tensors: Tensor) -> str:
 dispatch.register(
     "wkv4",
     [
+        replace(wkv4_triton.KERNEL, run=_plain(wkv4_triton.KERNEL.run)),
         dispatch.Kernel("cpp", wkv4_native.run, ("cpu",), missing=wkv4_native.missing, refuses=wkv4_native.refuses),
         dispatch.Kernel("torch", _plain(_torch)),
         dispatch.Kernel("reference", _plain(_reference)),
