@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attention.base import Mixer, MixerConfig
 from attention.kernels.wkv4 import State, initial_state, wkv4, wkv4_step
+from attention.rwkv import ChannelMix, shift, zero_hidden
 
 
 @dataclass
@@ -58,7 +59,7 @@ class RWKV4(Mixer):
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
-        x = _zero_hidden(x, key_mask)
+        x = zero_hidden(x, key_mask)
         kernel = self.config.kernel
         y = self.forwards(x, shift(x, 1), key_mask, kernel)
         if not self.config.causal:
@@ -69,7 +70,7 @@ class RWKV4(Mixer):
     def native_channel_mixer(self) -> nn.Module:
         """The channel-mix of this layer; it shifts in the directions in which this mixer looks."""
         causal = self.config.causal
-        return ChannelMix(self.width, layer=self.layer, num_layers=self.num_layers, causal=causal)
+        return ChannelMix4(self.width, layer=self.layer, num_layers=self.num_layers, causal=causal)
 
     def init_state(self, batch_size: int) -> tuple[Tensor, State]:
         """What ``step`` needs before the first token: the last input ``(B, D)`` and the WKV state."""
@@ -133,16 +134,11 @@ class Direction(nn.Module):
         return gate * y.to(gate.dtype), state
 
 
-class ChannelMix(nn.Module):
-    """RWKV-4 channel-mix, ``(B, L, D) -> (B, L, D)``: ``sigmoid(Wr xr) * Wv relu(Wk xk)^2`` (eqs. 17, 18).
-
-    Causal: every channel mixes in x_{t-1}. Bidirectional: the first half of the channels mixes in x_{t-1},
-    the second half x_{t+1}, with the same parameters. Masked positions count as zeros. 9 D^2 weights.
-    """
+class ChannelMix4(ChannelMix):
+    """RWKV-4 channel-mix: ``sigmoid(Wr xr) * Wv relu(Wk xk)^2`` (eqs. 17, 18). 9 D^2 weights."""
 
     def __init__(self, width: int, *, layer: int, num_layers: int, causal: bool) -> None:
-        super().__init__()
-        self.causal = causal
+        super().__init__(width, causal=causal)
         rank = torch.arange(width) / width
         mix = rank ** (1 - layer / num_layers)
         self.mix_key = nn.Parameter(mix)
@@ -154,42 +150,11 @@ class ChannelMix(nn.Module):
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.gate.weight)
 
-    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
-        x = _zero_hidden(x, key_mask)
-        if self.causal:
-            beside = shift(x, 1)
-        else:
-            left, right = x.tensor_split(2, -1)
-            beside = torch.cat([shift(left, 1), shift(right, -1)], -1)
-        return self._mix(x, beside)
-
-    def init_state(self, batch_size: int) -> Tensor:
-        """What ``step`` needs before the first token: the last input, ``(B, D)``."""
-        weight = self.gate.weight
-        return weight.new_zeros(batch_size, weight.shape[1])
-
-    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One token of the causal form: ``x (B, D)`` -> ``(B, D)`` and the next state."""
-        if not self.causal:
-            raise ValueError("a bidirectional channel-mix cannot stream; set attention.causal=true")
-        return self._mix(x, state), x
-
-    def _mix(self, x: Tensor, beside: Tensor) -> Tensor:
+    def combine(self, x: Tensor, beside: Tensor) -> Tensor:
         hidden = torch.relu(self.key(_blend(beside, x, self.mix_key))).square()
         return torch.sigmoid(self.gate(_blend(beside, x, self.mix_gate))) * self.value(hidden)
-
-
-def shift(x: Tensor, steps: int) -> Tensor:
-    """``x_{t - steps}`` at t for steps 1 or -1, zero beyond the ends; ``(B, L, D)``."""
-    return nn.functional.pad(x, (0, 0, 1, -1) if steps == 1 else (0, 0, -1, 1))
 
 
 def _blend(beside: Tensor, x: Tensor, mix: Tensor) -> Tensor:
     """``mix x + (1 - mix) beside``, in the dtype of x, which autocast may have narrowed."""
     return torch.lerp(beside, x, mix.to(x.dtype))
-
-
-def _zero_hidden(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """``x`` with zeros where the mask is False, whatever stood there."""
-    return x if key_mask is None else x.masked_fill(~key_mask[..., None], 0)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attention.base import Mixer, MixerConfig, check_heads
 from attention.kernels.wkv7 import initial_state, wkv7, wkv7_step
-from attention.rwkv4 import shift
+from attention.rwkv import ChannelMix, shift, zero_hidden
 
 SLOWEST = -math.exp(-0.5)
 """The strongest decay is e^-0.607 a step: what is forgotten faster is the rate's business."""
@@ -71,7 +71,7 @@ class RWKV7(Mixer):
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
-        x = _zero_hidden(x, key_mask)
+        x = zero_hidden(x, key_mask)
         kernel = self.config.kernel
         y = self.forwards(x, shift(x, 1), key_mask, kernel)
         if not self.config.causal:
@@ -84,7 +84,7 @@ class RWKV7(Mixer):
     def native_channel_mixer(self) -> nn.Module:
         """The channel-mix of this layer; it shifts in the directions in which this mixer looks."""
         causal = self.config.causal
-        return ChannelMix(self.width, layer=self.layer, num_layers=self.num_layers, causal=causal)
+        return ChannelMix7(self.width, layer=self.layer, num_layers=self.num_layers, causal=causal)
 
     def init_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """What ``step`` needs before the first token: the last input ``(B, D)`` and the state ``(B, H, E, E)``."""
@@ -196,44 +196,18 @@ class LowRank(nn.Module):
         return self.up(self.act(self.down(x)))
 
 
-class ChannelMix(nn.Module):
-    """RWKV-7 channel-mix, ``(B, L, D) -> (B, L, D)``: ``Wv relu(Wk xk)^2``, without RWKV-4's gate. 8 D^2 weights.
-
-    Causal: every channel mixes in x_{t-1}. Bidirectional: the first half of the channels mixes in x_{t-1},
-    the second half x_{t+1}, with the same parameters. Masked positions count as zeros.
-    """
+class ChannelMix7(ChannelMix):
+    """RWKV-7 channel-mix: ``Wv relu(Wk xk)^2``, without RWKV-4's gate. 8 D^2 weights."""
 
     def __init__(self, width: int, *, layer: int, num_layers: int, causal: bool) -> None:
-        super().__init__()
-        self.causal = causal
+        super().__init__(width, causal=causal)
         self.mix = nn.Parameter(1 - (torch.arange(width) / width) ** ((1 - layer / num_layers) ** 4))
         self.key = nn.Linear(width, 4 * width, bias=False)
         self.value = nn.Linear(4 * width, width, bias=False)
         nn.init.uniform_(self.key.weight, -0.5 * width**-0.5, 0.5 * width**-0.5)
         nn.init.zeros_(self.value.weight)
 
-    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
-        x = _zero_hidden(x, key_mask)
-        if self.causal:
-            beside = shift(x, 1)
-        else:
-            left, right = x.tensor_split(2, -1)
-            beside = torch.cat([shift(left, 1), shift(right, -1)], -1)
-        return self._mix(x, beside)
-
-    def init_state(self, batch_size: int) -> Tensor:
-        """What ``step`` needs before the first token: the last input, ``(B, D)``."""
-        weight = self.value.weight
-        return weight.new_zeros(batch_size, weight.shape[0])
-
-    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One token of the causal form: ``x (B, D)`` -> ``(B, D)`` and the next state."""
-        if not self.causal:
-            raise ValueError("a bidirectional channel-mix cannot stream; set attention.causal=true")
-        return self._mix(x, state), x
-
-    def _mix(self, x: Tensor, beside: Tensor) -> Tensor:
+    def combine(self, x: Tensor, beside: Tensor) -> Tensor:
         return self.value(torch.relu(self.key(torch.addcmul(x, beside - x, self.mix.to(x.dtype)))).square())
 
 
@@ -258,8 +232,3 @@ def _rank(factor: float, width: int, channels: int) -> int:
     To the next multiple of 8; the published 32, at least 32, would outgrow the 4 D^2 at the widths of LRA.
     """
     return max(8, 8 * round(factor * channels * width**-0.5 / 8))
-
-
-def _zero_hidden(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """``x`` with zeros where the mask is False, whatever stood there."""
-    return x if key_mask is None else x.masked_fill(~key_mask[..., None], 0)

@@ -270,6 +270,9 @@ def log_to_terminal() -> None:
         handler.setLevel(logging.INFO)
         handler.lra_terminal = True
         log.addHandler(handler)
+        # the kernels tell when they are being built, or why they cannot be
+        logging.getLogger("attention").setLevel(logging.INFO)
+        logging.getLogger("attention").addHandler(handler)
 
 
 def main() -> int:

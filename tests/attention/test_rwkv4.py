@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import attention
-from attention.rwkv4 import RWKV4, ChannelMix, RWKV4Config
+from attention.rwkv4 import RWKV4, ChannelMix4, RWKV4Config
 from tests.attention.wkv4_reference import error, golden
 
 BOTH = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
@@ -47,7 +47,7 @@ def test_golden_time_mix():
 
 def test_golden_channel_mix():
     want = golden("rwkv4_layers")
-    built = ChannelMix(16, layer=0, num_layers=1, causal=True)
+    built = ChannelMix4(16, layer=0, num_layers=1, causal=True)
     given = {
         built.mix_key: "mix_k", built.mix_gate: "mix_r", built.key.weight: "Wk", built.gate.weight: "Wr",
         built.value.weight: "Wv",

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import attention
-from attention.rwkv7 import RWKV7, ChannelMix, RWKV7Config
+from attention.rwkv7 import RWKV7, ChannelMix7, RWKV7Config
 from tests.attention.wkv4_reference import error
 
 BOTH = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
@@ -72,7 +72,7 @@ def test_time_mix_by_its_formulas():
 
 
 def test_channel_mix_by_its_formula():
-    built = randomise(ChannelMix(16, layer=1, num_layers=3, causal=True))
+    built = randomise(ChannelMix7(16, layer=1, num_layers=3, causal=True))
     x = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(1))
     before = nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
     mixed = x + built.mix * (before - x)
