@@ -13,6 +13,7 @@ from attention import kernels
 from attention.kernels import favor_triton, wkv4_triton
 from tests import golden
 
+pytestmark = pytest.mark.slow  # an interpreted kernel takes seconds
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed; pip install triton"
 )
@@ -43,11 +44,11 @@ def check(op, name, dtype="float32", mode="bidir", chunks=1):
         ("a", "float32", "halves", 3),
         ("b_holes", "float32", "whole", 4),
         ("b_holes", "float32", "mask", 1),
-        pytest.param("c_overflow100", "float32", "whole", 1, marks=pytest.mark.slow),
-        pytest.param("c_overflow100", "float32", "whole", 5, marks=pytest.mark.slow),
-        pytest.param("d_ramp", "float32", "whole", 3, marks=pytest.mark.slow),
-        pytest.param("f_extreme_decay", "float32", "whole", 3, marks=pytest.mark.slow),
-        pytest.param("e_n4096", "float32", "whole", 7, marks=pytest.mark.slow),
+        ("c_overflow100", "float32", "whole", 1),
+        ("c_overflow100", "float32", "whole", 5),
+        ("d_ramp", "float32", "whole", 3),
+        ("f_extreme_decay", "float32", "whole", 3),
+        ("e_n4096", "float32", "whole", 7),
     ],
 )
 def test_wkv4(name, dtype, mode, chunks):
@@ -59,11 +60,11 @@ def test_wkv4(name, dtype, mode, chunks):
     ("name", "dtype", "mode", "chunks"),
     [
         ("b_m_not_multiple", "float32", "mask", 1),
-        pytest.param("a", "float32", "bidir", 3, marks=pytest.mark.slow),
-        pytest.param("a", "bfloat16", "mask", 1, marks=pytest.mark.slow),
-        pytest.param("b_m_not_multiple", "float32", "bidir", 3, marks=pytest.mark.slow),
-        pytest.param("c_large_norm", "float32", "bidir", 1, marks=pytest.mark.slow),
-        pytest.param("c_large_norm", "float32", "mask", 3, marks=pytest.mark.slow),
+        ("a", "float32", "bidir", 3),
+        ("a", "bfloat16", "mask", 1),
+        ("b_m_not_multiple", "float32", "bidir", 3),
+        ("c_large_norm", "float32", "bidir", 1),
+        ("c_large_norm", "float32", "mask", 3),
     ],
 )
 def test_favor(name, dtype, mode, chunks):

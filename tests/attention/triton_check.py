@@ -15,14 +15,7 @@ from attention.kernels import dispatch, favor_attention, favor_triton, wkv4, wkv
 from tests import golden
 
 
-def put_first(op, kernel):
-    """Register ``kernel`` as the best of ``op`` where it is not there already."""
-    others = [other for other in dispatch._OPS[op] if other.name != kernel.name]
-    dispatch.register(op, [kernel, *others])
-
-
 def check_wkv4(want, dtype, mode, chunks):
-    put_first("wkv4", wkv4_triton.KERNEL)
     length = want["k"].shape[1]
     wkv4_triton.MIN_STEPS, wkv4_triton.FILL = -(-length // chunks), 2**40
     inputs = [want[key].to(dtype if key in "kv" else torch.float32) for key in ("time_decay", "u", "k", "v")]
@@ -48,7 +41,6 @@ def check_wkv4(want, dtype, mode, chunks):
 
 
 def check_favor_attention(want, dtype, mode, chunks):
-    put_first("favor_attention", favor_triton.KERNEL)
     favor_triton.TOKENS = 16 if chunks > 1 else 64
     favor_triton.FEATURES = 32
     q, k, v = (want[x].to(dtype).requires_grad_() for x in "qkv")
