@@ -57,14 +57,25 @@ def run(config: RunConfig) -> ResultRow:
                     row.finished = _now()
                     results.save(row, run_dir)
                 tracker.summary(_summary(row))
-        except KeyboardInterrupt:
-            log.warning("interrupted; the same command starts the run again")
-        except Exception:
-            log.debug("traceback", exc_info=True)
-            log.error("%s: %s (traceback in %s)", row.status, row.error, run_dir / "train.log")
+        except BaseException as error:
+            if row.finished is None:  # stopped before the training began
+                _close_row(row, error)
+                row.finished = _now()
+                results.save(row, run_dir)
+            _report_failure(row, error, run_dir)
         else:
             log.info("%s", outcome(row))
     return row
+
+
+def _report_failure(row: ResultRow, error: BaseException, run_dir: Path) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        log.warning("interrupted; the same command starts the run again")
+    elif isinstance(error, Exception):
+        log.debug("traceback", exc_info=error)
+        log.error("%s: %s (traceback in %s)", row.status, row.error, run_dir / "train.log")
+    else:
+        raise error
 
 
 def outcome(row: ResultRow) -> str:
@@ -252,13 +263,17 @@ def terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does: with a row."""
 
     def interrupt(signum: int, frame: object) -> None:
+        # a second signal, sent to the whole group or by a dying parent, must not cut off the writing of the row
+        for number in previous:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def log_to_terminal() -> None:
