@@ -41,7 +41,7 @@ def _devices() -> Iterator[Line]:
 
 
 def _compilers() -> Iterator[Line]:
-    for tool in (os.environ.get("CXX", "c++"), "ninja", "nvcc"):
+    for tool in (os.environ.get("CXX", "c++"), "nvcc"):
         yield tool, shutil.which(tool) or "not found"
 
 

@@ -28,18 +28,23 @@ _keeps_memory = False
 
 
 def tune_allocator() -> str:
-    """Let glibc's malloc keep freed memory, and say what was done.
+    """Let glibc's malloc keep freed memory, and say what was done, as ``allocator`` does.
 
     torch's CPU allocator is plain malloc: by default every block above 32 MiB is mapped and unmapped at each
     operation, and the page faults make large n 2 to 4 times slower for every backend except flash.
     """
     global _keeps_memory
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
-        return "default"
+        return allocator()
     mallopt = ctypes.CDLL(None).mallopt
     tuned = mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, -1) and mallopt(_TOP_PAD, 64 << 20)
     _keeps_memory = bool(tuned)
-    return "glibc tuned for reuse" if tuned else "default"
+    return allocator()
+
+
+def allocator() -> str:
+    """How malloc is set up in this process, as the result records it."""
+    return "glibc tuned for reuse" if _keeps_memory else "default"
 
 
 def _status_bytes(field: str) -> int | None:

@@ -24,7 +24,7 @@ from lra.config import COMPOSITION_ERRORS, HYDRA_VERSION_BASE, RunConfig, conf_d
 from lra.data.arrays import Split
 from lra.environment import device_name, environment, git_state
 from lra.errors import UserError
-from lra.meter import Meter, tune_allocator
+from lra.meter import Meter, allocator, tune_allocator
 from lra.results import ResultRow
 from lra.stats import is_stuck, wilson
 from lra.tasks.base import TaskInfo
@@ -164,7 +164,7 @@ def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
         dtype=config.trainer.precision,
         device=config.device,
         device_name=device_name(config.device),
-        environment=environment(),
+        environment={**environment(), "allocator": allocator()},
         git=git_state(),
         started=_now(),
     )

@@ -1,9 +1,9 @@
 """C++ kernels for the CPU: built on first use with the system's compiler, kept in a cache.
 
-``csrc/<name>.cpp`` registers its functions with ``TORCH_LIBRARY(lra_<name>, m)``; ``load(name)`` makes them callable as
-``torch.ops.lra_<name>.<function>``. The cache key covers the source, the flags, torch, the compiler and the CPU, so
-that one home directory can serve different machines. ``LRA_NATIVE_DIR`` moves the cache, ``LRA_NATIVE=0`` turns
-native kernels off.
+``csrc/<name>.cpp`` registers its functions with ``TORCH_LIBRARY(lra_<name>, m)``; ``missing(name)`` builds it and makes
+them callable as ``torch.ops.lra_<name>.<function>``. The cache key covers the sources, the flags, torch, the compiler
+and the CPU, so that one home directory can serve different machines. ``LRA_NATIVE_DIR`` moves the cache,
+``LRA_NATIVE=0`` turns native kernels off.
 """
 
 import fcntl
