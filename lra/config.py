@@ -226,6 +226,8 @@ def resolve(config: DictConfig) -> RunConfig:
         if getattr(run, key):
             setattr(run, key, str(Path(getattr(run, key)).expanduser().absolute()))
     run.device = _device(run.device)
+    if (task := _task_class(run.task)) and type(run.task) is task.Config:
+        run.task = task.resolved(run.task, Path(run.data_dir))
     if run.trainer.precision == "auto":
         has_bf16 = run.device.startswith("cuda") and torch.cuda.is_bf16_supported()
         run.trainer.precision = "bf16" if has_bf16 else "fp32"
@@ -241,6 +243,11 @@ def _extra_keys(node: object, prefix: str = "") -> Iterator[str]:
             yield prefix + name
         elif is_dataclass(value):
             yield from _extra_keys(value, f"{prefix}{name}.")
+
+
+def _task_class(config: TaskConfig) -> type[lra.tasks.Task] | None:
+    """The task's class; None for a name that ``RunConfig.validate`` refuses."""
+    return lra.tasks.load(config.name) if config.name in lra.tasks.REGISTRY else None
 
 
 def _device(name: str) -> str:

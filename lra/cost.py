@@ -37,10 +37,19 @@ class Estimate:
 def probe(config: RunConfig, *, rows: int, length: int) -> tuple[float, int | None, int]:
     """Seconds and peak bytes of forward and backward over random ``(rows, length)`` ids, and the parameters."""
     device = torch.device(config.device)
+    task = lra.tasks.load(config.task.name)
+    layout = task.layout(config.task)
     model = build_model(
-        config.model, config.attention, vocab_size=VOCABULARY, num_classes=CLASSES, length=config.task.length
+        config.model,
+        config.attention,
+        vocab_size=VOCABULARY,
+        num_classes=CLASSES,
+        length=config.task.length,
+        documents=layout.documents,
+        outputs=layout.outputs,
+        pixels=task.pixels(config.task),
     ).to(device)
-    tokens = torch.randint(1, VOCABULARY, (rows, length), device=device)
+    tokens = torch.randint(1, VOCABULARY, (rows * layout.documents, length), device=device)
     mask = torch.ones_like(tokens, dtype=torch.bool)
     meter = Meter(device, warmup_steps=1)
     meter.start()
@@ -48,7 +57,8 @@ def probe(config: RunConfig, *, rows: int, length: int) -> tuple[float, int | No
         with meter.step(real_tokens=tokens.numel(), padded_tokens=tokens.numel()):
             with torch.autocast(device.type, torch.bfloat16, enabled=config.trainer.precision == "bf16"):
                 logits = model(tokens, mask)
-            nn.functional.cross_entropy(logits.float(), tokens[:, 0] % CLASSES).backward()
+            logits = logits.float().flatten(0, -2)
+            nn.functional.cross_entropy(logits, torch.arange(len(logits), device=device) % CLASSES).backward()
     meter.close_training_window()
     report = meter.report()
     return report["step_ms"] / 1e3, report["peak_memory_bytes"], parameter_count(model)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STATUSES = ("ok", "failed", "oom", "stuck", "interrupted")
 SCORED = ("ok", "stuck")
 """Statuses of a finished run; it has a test accuracy."""
@@ -55,6 +55,15 @@ class ResultRow:
     """Hash of the resolved attention options: seeds are averaged only where it is equal."""
     error: str | None = None
     task_version: str | None = None
+    fidelity: str | None = None
+    """Whose input pipeline the rows follow: ``lra`` or ``s4``."""
+    data_source: str | None = None
+    rows: dict = field(default_factory=dict)
+    """Rows of each split."""
+    lengths: dict = field(default_factory=dict)
+    """True lengths of the training sequences in tokens: quantiles and a histogram."""
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of the numbers must know."""
 
     steps: int | None = None
     """Optimiser steps done."""
@@ -65,7 +74,8 @@ class ResultRow:
     selected_step: int | None = None
     test_accuracy: float | None = None
     """Measured once, at the selected checkpoint."""
-    test_rows: int | None = None
+    test_labels: int | None = None
+    """Labels scored: one a row of the test split, or one for each output of a row."""
     test_interval: list[float] | None = None
     """95 % Wilson interval of the test accuracy."""
     majority_baseline: float | None = None

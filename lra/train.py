@@ -65,6 +65,8 @@ def run(config: RunConfig) -> ResultRow:
             _report_failure(row, error, run_dir)
         else:
             log.info("%s", outcome(row))
+            for warning in row.warnings:
+                log.warning("note: %s", warning)
     return row
 
 
@@ -103,9 +105,7 @@ def _train_and_test(
     model = build_model(
         config.model,
         config.attention,
-        vocab_size=info.vocab_size,
-        num_classes=info.num_classes,
-        length=info.length,
+        **info.network(),
     )
     row.parameters = parameter_count(model)
     trainer = Trainer(
@@ -137,10 +137,10 @@ def _train_and_test(
 
 
 def _judge(row: ResultRow, test: Score) -> None:
-    row.test_accuracy, row.test_rows = test.accuracy, test.rows
-    row.test_interval = list(wilson(test.correct, test.rows))
+    row.test_accuracy, row.test_labels = test.accuracy, test.labels
+    row.test_interval = list(wilson(test.correct, test.labels))
     row.error = None
-    row.status = "stuck" if is_stuck(test.correct, test.rows, row.majority_baseline) else "ok"
+    row.status = "stuck" if is_stuck(test.correct, test.labels, row.majority_baseline) else "ok"
 
 
 def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
@@ -160,6 +160,11 @@ def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
         attention_hash=config.mixer_fingerprint(),
         protocol=config.trainer.name,
         batch_size=config.trainer.batch_size,
+        fidelity=config.task.fidelity,
+        data_source=info and info.source,
+        rows=dict(info.splits) if info else {},
+        lengths=info.lengths if info else {},
+        warnings=list(info.warnings) if info else [],
         majority_baseline=info and info.majority_baseline,
         dtype=config.trainer.precision,
         device=config.device,

@@ -30,13 +30,14 @@ class Score:
     """Outcome of one pass over a split; every row counts exactly once."""
 
     correct: int
-    rows: int
+    labels: int
+    """Labels scored: one a row, or one for each output of a row."""
     loss: float
     """Mean cross-entropy in nats."""
 
     @property
     def accuracy(self) -> float:
-        return self.correct / self.rows
+        return self.correct / self.labels
 
 
 class Trainer:
@@ -89,15 +90,15 @@ class Trainer:
         """Loss and accuracy over every row of a split."""
         self.model.eval()
         correct, loss = 0, 0.0
-        rows = len(self.splits[split])
         with torch.inference_mode(), self._autocast():
             for indices in eval_indices(self.splits[split], self.config.batch_size):
                 batch = make_batch(self.splits[split], indices, self.device)
                 logits = self.model(batch.tokens, batch.key_mask).float()
-                correct += int((logits.argmax(dim=1) == batch.labels).sum())
-                loss += float(nn.functional.cross_entropy(logits, batch.labels, reduction="sum"))
+                correct += int((logits.argmax(dim=-1) == batch.labels).sum())
+                loss += float(_summed_loss(logits, batch.labels))
         self.model.train()
-        return Score(correct, rows, loss / rows)
+        labels = self.splits[split].labels.size
+        return Score(correct, labels, loss / labels)
 
     def epochs(self, steps: int) -> float:
         """Passes over the training split after so many steps."""
@@ -119,11 +120,12 @@ class Trainer:
         set_learning_rate(self._optimizer, learning_rate(self.config, step))
         self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
+        labels = sum(batch.labels.numel() for batch in batches)
         for batch in batches:
             with self._autocast():
                 logits = self.model(batch.tokens, batch.key_mask)
-            # summed and divided by the rows of the whole step: accumulation gives the gradient of one big batch
-            loss = nn.functional.cross_entropy(logits.float(), batch.labels, reduction="sum") / self.config.batch_size
+            # summed and divided by the labels of the whole step: accumulation gives the gradient of one big batch
+            loss = _summed_loss(logits.float(), batch.labels) / labels
             loss.backward()
             total += loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
@@ -165,6 +167,11 @@ class Trainer:
         if self.config.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
+
+
+def _summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy in nats of ``logits`` (..., K) against ``labels`` (...), summed."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="sum")
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -1,6 +1,6 @@
 """The encoder around a token mixer: embed, add positions, pre-norm blocks, pool.
 
-Shapes: B batch, L sequence length, D model width.
+Shapes: B batch, L sequence length, D model width, M outputs a row.
 
 Everything but the mixer is the same for every backend. The encoder never asks which mixer it holds.
 """
@@ -13,6 +13,7 @@ from torch import nn
 
 import attention
 from attention.base import MixerConfig
+from models.heads import INTERACTIONS
 
 POOLINGS = ("mean", "cls", "last")
 POSITIONS = ("learned", "sinusoidal", "none")
@@ -37,6 +38,8 @@ class EncoderConfig:
     """``learned`` table, ``sinusoidal`` (LRA) or ``none``."""
     block: str = "uniform"
     """``uniform``: the same FFN after every mixer. ``native``: the mixer's own channel mixer where it has one."""
+    interaction: str = "nli"
+    """How two documents are compared: ``nli`` by a, b, a * b, a - b (the LRA paper), ``none`` by a and b (its code)."""
 
     def validate(self) -> None:
         """Raise ``ValueError`` naming the key that does not fit."""
@@ -45,7 +48,8 @@ class EncoderConfig:
                 raise ValueError(f"model.{key}={getattr(self, key)} is out of range; give 1 ... {high}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout={self.dropout} is no probability; give a number in [0, 1)")
-        for key, choices in (("pooling", POOLINGS), ("positions", POSITIONS), ("block", BLOCKS)):
+        choices_of = {"pooling": POOLINGS, "positions": POSITIONS, "block": BLOCKS, "interaction": INTERACTIONS}
+        for key, choices in choices_of.items():
             if getattr(self, key) not in choices:
                 raise ValueError(f"model.{key}={getattr(self, key)!r} is unknown; choose {' | '.join(choices)}")
 
@@ -87,18 +91,49 @@ class Block(nn.Module):
         return x + self.dropout(self.channel_mixer(self.channel_norm(x), key_mask))
 
 
-class Encoder(nn.Module):
-    """Token ids ``(B, L)`` and their mask to one vector per row ``(B, D)``."""
+class PixelEmbedding(nn.Module):
+    """Intensities 0..255 ``(B, L)`` to vectors ``(B, L, D)``: one number each, normalised, through a linear layer."""
 
-    def __init__(self, config: EncoderConfig, mixer_config: MixerConfig, *, vocab_size: int, length: int) -> None:
-        """``length`` is the longest row in tokens; a prepended CLS vector is counted on top."""
+    def __init__(self, mean: float, deviation: float, width: int) -> None:
+        super().__init__()
+        self.mean, self.deviation = mean, deviation
+        self.project = nn.Linear(1, width)
+
+    def forward(self, intensities: torch.Tensor) -> torch.Tensor:
+        x = (intensities.to(self.project.weight.dtype) / 255 - self.mean) / self.deviation
+        return self.project(x.unsqueeze(-1))
+
+
+class Encoder(nn.Module):
+    """Token ids ``(B, L)`` and their mask to one vector per row ``(B, D)``, or ``(B, M, D)`` for M outputs a row."""
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        mixer_config: MixerConfig,
+        *,
+        vocab_size: int,
+        length: int,
+        outputs: int = 0,
+        pixels: tuple[float, float] | None = None,
+    ) -> None:
+        """``length`` is the longest row in tokens; a prepended CLS vector is counted on top.
+
+        ``outputs`` > 0 gives the vectors of the last so many real positions instead of pooling. ``pixels`` =
+        (mean, deviation) takes tokens as intensities 0..255.
+        """
         super().__init__()
         if config.pooling == "cls" and mixer_config.causal:
             raise ValueError("model.pooling=cls needs attention.causal=false: a first token sees nothing causally")
         self.pooling = config.pooling
-        self.embedding = nn.Embedding(vocab_size, config.width)
-        nn.init.normal_(self.embedding.weight, std=0.02)
-        self.cls = nn.Parameter(torch.randn(config.width) * 0.02) if config.pooling == "cls" else None
+        self.outputs = outputs
+        if pixels:
+            self.embedding = PixelEmbedding(*pixels, config.width)
+        else:
+            self.embedding = nn.Embedding(vocab_size, config.width)
+            nn.init.normal_(self.embedding.weight, std=0.02)
+        has_cls = config.pooling == "cls" and not outputs
+        self.cls = nn.Parameter(torch.randn(config.width) * 0.02) if has_cls else None
         self.length = length + (self.cls is not None)
         table = sinusoids(self.length, config.width)
         if config.positions == "learned":
@@ -112,7 +147,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, tokens: torch.Tensor, key_mask: torch.Tensor) -> torch.Tensor:
-        """``tokens`` int ``(B, L)``, ``key_mask`` bool ``(B, L)`` with True = real -> ``(B, D)``."""
+        """``tokens`` int ``(B, L)``, ``key_mask`` bool ``(B, L)`` with True = real -> ``(B, D)``, ``(B, M, D)``."""
         x = self.embedding(tokens)
         if self.cls is not None:
             x = torch.cat((self.cls.expand(x.shape[0], 1, -1), x), dim=1)
@@ -124,7 +159,15 @@ class Encoder(nn.Module):
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x, key_mask)
-        return self._pool(self.norm(x), key_mask)
+        x = self.norm(x)
+        return self._last(x, key_mask, self.outputs) if self.outputs else self._pool(x, key_mask)
+
+    @staticmethod
+    def _last(x: torch.Tensor, key_mask: torch.Tensor, count: int) -> torch.Tensor:
+        """The last ``count`` real positions of each row, ``(B, L, D) -> (B, count, D)``."""
+        first = key_mask.sum(dim=1, keepdim=True) - count
+        positions = (first + torch.arange(count, device=x.device)).clamp(min=0)
+        return x.gather(1, positions.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
     def _pool(self, x: torch.Tensor, key_mask: torch.Tensor) -> torch.Tensor:
         if self.pooling == "cls":

@@ -1,8 +1,10 @@
 """Ragged integer arrays on disk: rows of tokens with a label each, in named splits, described by a manifest.
 
-A folder holds ``<split>.{tokens,offsets,labels}.bin`` (flat little-endian arrays; row i is
+A folder holds ``<split>.{tokens,offsets,labels}.bin`` (flat little-endian arrays; sequence i is
 ``tokens[offsets[i]:offsets[i + 1]]``) and ``manifest.json``. It appears under its name complete or not at
 all, and a reader accepts it only if it is what was asked for, byte by byte.
+
+Shapes: R rows, B rows of a batch, N documents a row (2 where two are compared, else 1), M outputs a row.
 """
 
 import fcntl
@@ -14,7 +16,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +24,7 @@ import numpy as np
 
 from lra.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout on disk."""
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation", "test")
@@ -44,33 +46,53 @@ class Identity:
     """Builds the folder; named in errors as the way out, not compared."""
 
 
+@dataclass(frozen=True)
+class Layout:
+    """What one row is made of."""
+
+    documents: int = 1
+    """Sequences a row: 2 where two documents are compared. They lie side by side."""
+    outputs: int = 0
+    """Labels a row, one for each of its last positions; 0 is one label for the whole row."""
+    token_dtype: str = "|u1"
+
+
 class Split:
     """The rows of one split; tokens stay on disk."""
 
-    def __init__(self, tokens: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> None:
+    def __init__(self, tokens: np.ndarray, offsets: np.ndarray, labels: np.ndarray, documents: int = 1) -> None:
         self.tokens = tokens
-        """All rows end to end, (sum of lengths,)."""
+        """All sequences end to end, (sum of lengths,)."""
         self.labels = labels
-        self.lengths = np.diff(offsets)
+        """(R,), or (R, M) where a row has M outputs."""
+        self.documents = documents
+        self.sequence_lengths = np.diff(offsets)
+        """True lengths of all sequences, (R N,)."""
+        self.lengths = self.sequence_lengths.reshape(-1, documents).max(axis=1)
+        """Length of the longest document of each row, (R,)."""
         self._starts = offsets[:-1]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def row(self, i: int) -> np.ndarray:
-        """Tokens of row ``i``, (lengths[i],) int64."""
-        start = self._starts[i]
-        return np.asarray(self.tokens[start : start + self.lengths[i]], dtype=np.int64)
+        """Tokens of row ``i``, its documents end to end, int64."""
+        return self.flat(i, i + 1).astype(np.int64)
 
     def flat(self, start: int, stop: int) -> np.ndarray:
         """Tokens of rows ``start`` to ``stop`` (excluded) end to end, in the type on disk."""
-        ends = self._starts[start:stop] + self.lengths[start:stop]
-        return np.asarray(self.tokens[self._starts[start] : ends[-1]])
+        first, last = start * self.documents, stop * self.documents - 1
+        return np.asarray(self.tokens[self._starts[first] : self._starts[last] + self.sequence_lengths[last]])
 
     def rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens (B, longest of these rows) int64, padded on the right with 0, and true lengths (B,)."""
+        """Tokens (B N, longest of these) int64, padded on the right with 0, and true lengths (B N,).
+
+        The documents of a row follow one another.
+        """
         indices = np.asarray(indices, dtype=np.int64)
-        lengths = self.lengths[indices]
+        if self.documents > 1:
+            indices = (indices[:, None] * self.documents + np.arange(self.documents)).ravel()
+        lengths = self.sequence_lengths[indices]
         inside = np.arange(lengths.max(initial=0)) < lengths[:, None]
         # position in the flat tokens of every true token, row after row, as boolean indexing fills them
         flat = np.arange(lengths.sum()) + np.repeat(self._starts[indices] - np.cumsum(lengths) + lengths, lengths)
@@ -124,12 +146,13 @@ class Writer:
     Call it under ``exclusive(folder)``: what an interrupted predecessor left is deleted.
     """
 
-    def __init__(self, folder: Path, identity: Identity, token_dtype: str = "|u1") -> None:
+    def __init__(self, folder: Path, identity: Identity, layout: Layout = Layout()) -> None:
         self.folder = folder
         self.identity = identity
+        self.layout = layout
         self.details: dict[str, Any] = {}
         """Findings to record in the manifest besides the parameters."""
-        self._dtypes = {"tokens": token_dtype, "offsets": "<i8", "labels": "<i8"}
+        self._dtypes = {"tokens": layout.token_dtype, "offsets": "<i8", "labels": "<i8"}
         self._partial = folder.with_name(f".{folder.name}.partial")
         self._splits: dict[str, _SplitFiles] = {}
 
@@ -153,10 +176,15 @@ class Writer:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def append(self, split: str, tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> None:
-        """Add rows to ``split``: ``tokens`` (sum of lengths,) end to end, ``lengths`` and ``labels`` (R,)."""
+        """Add rows: ``tokens`` (sum of lengths,) end to end, ``lengths`` (R N,), ``labels`` (R,) or (R, M)."""
         largest = np.iinfo(self._dtypes["tokens"]).max
-        if len(lengths) != len(labels) or lengths.sum() != len(tokens) or lengths.min(initial=1) < 1:
-            raise ValueError(f"{len(tokens)} tokens and {len(labels)} labels do not match {len(lengths)} lengths")
+        if (
+            len(lengths) != len(labels) * self.layout.documents
+            or labels.shape[1:] != ((self.layout.outputs,) if self.layout.outputs else ())
+            or lengths.sum() != len(tokens)
+            or lengths.min(initial=1) < 1
+        ):
+            raise ValueError(f"{len(tokens)} tokens and labels {labels.shape} do not match {len(lengths)} lengths")
         if len(tokens) and (tokens.min() < 0 or tokens.max() > largest):
             raise ValueError(f"token ids {tokens.min()}..{tokens.max()} do not fit 0..{largest}")
         state = self._splits.get(split) or self._open(split)
@@ -165,7 +193,7 @@ class Writer:
         self._write(split, "labels", labels)
         state.tokens += len(tokens)
         state.lengths.append(np.array(lengths))
-        state.labels.update(labels.tolist())
+        state.labels.update(labels.ravel().tolist())
 
     def _open(self, split: str) -> _SplitFiles:
         with _writing(self._partial):
@@ -189,6 +217,7 @@ class Writer:
             "task": self.identity.task,
             "version": self.identity.version,
             "parameters": self.identity.parameters,
+            "layout": asdict(self.layout),
             "details": self.details,
             "splits": {name: self._describe(split) for name, split in self._splits.items()},
         }
@@ -198,7 +227,7 @@ class Writer:
 
     def _describe(self, split: _SplitFiles) -> dict[str, Any]:
         return {
-            **describe(np.concatenate(split.lengths), split.labels),
+            **describe(np.concatenate(split.lengths), split.labels, self.layout.documents),
             "files": {
                 part: {
                     "dtype": self._dtypes[part],
@@ -210,11 +239,11 @@ class Writer:
         }
 
 
-def describe(lengths: np.ndarray, labels: Counter) -> dict[str, Any]:
-    """Counts and quantiles of a split, as the manifest records them."""
+def describe(lengths: np.ndarray, labels: Counter, documents: int = 1) -> dict[str, Any]:
+    """Counts and quantiles of a split of sequences with ``lengths`` (R N,), as the manifest records them."""
     quantiles = {"min": 0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1}
     return {
-        "rows": len(lengths),
+        "rows": len(lengths) // documents,
         "tokens": int(lengths.sum()),
         "labels": {str(label): labels[label] for label in sorted(labels)},
         "lengths": {name: float(np.quantile(lengths, q)) for name, q in quantiles.items()},
@@ -228,13 +257,14 @@ def row_hashes(tokens: np.ndarray, lengths: np.ndarray) -> list[bytes]:
     return [hashlib.blake2b(data[a:b], digest_size=16).digest() for a, b in zip([0, *ends], ends)]
 
 
-def read(folder: Path, identity: Identity) -> tuple[dict[str, Any], dict[str, Split]]:
-    """The manifest and the splits of ``folder``; ``UserError`` unless it is what ``identity`` says."""
+def read(folder: Path, identity: Identity, layout: Layout = Layout()) -> tuple[dict[str, Any], dict[str, Split]]:
+    """The manifest and the splits of ``folder``; ``UserError`` unless it is what ``identity`` and ``layout`` say."""
     if not os.path.isdir(folder):
         raise UserError(f"{folder} does not exist or may not be read; run `{identity.command}`")
     try:
-        manifest = _read_manifest(folder / MANIFEST, identity)
-        return manifest, {name: _read_split(folder, name, manifest["splits"][name]["files"]) for name in SPLITS}
+        manifest = _read_manifest(folder / MANIFEST, identity, layout)
+        splits = {name: _read_split(folder, name, manifest["splits"][name]["files"], layout) for name in SPLITS}
+        return manifest, splits
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{folder / MANIFEST}: expected rows and files of {', '.join(SPLITS)}, found none ({error}); "
@@ -251,14 +281,14 @@ class _Broken(Exception):
         super().__init__(f"{path}: expected {expected}, found {found}")
 
 
-def _read_manifest(path: Path, identity: Identity) -> dict[str, Any]:
+def _read_manifest(path: Path, identity: Identity, layout: Layout) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text())
     except OSError as error:
         raise _Broken(path, "a manifest", error.strerror) from None
     except (ValueError, RecursionError) as error:
         raise _Broken(path, "JSON", f"text that does not parse ({error})") from None
-    keys = ("format", "task", "version", "parameters", "details", "splits")
+    keys = ("format", "task", "version", "parameters", "layout", "details", "splits")
     found = manifest if isinstance(manifest, dict) else {}
     if found.get("format", FORMAT) != FORMAT:
         raise _Broken(path, f"format {FORMAT}", f"format {found['format']} of another version of this program")
@@ -267,13 +297,16 @@ def _read_manifest(path: Path, identity: Identity) -> dict[str, Any]:
     for key in ("details", "splits"):
         if not isinstance(found[key], dict):
             raise _Broken(path, f"an object as {key}", f"{found[key]!r:.40}")
-    for key in ("task", "version", "parameters"):
-        if found[key] != getattr(identity, key):
-            raise _Broken(path, f"{key} {getattr(identity, key)}", found[key])
+    for key, expected in (
+        *((key, getattr(identity, key)) for key in ("task", "version", "parameters")),
+        ("layout", asdict(layout)),
+    ):
+        if found[key] != expected:
+            raise _Broken(path, f"{key} {expected}", found[key])
     return found
 
 
-def _read_split(folder: Path, name: str, files: dict[str, dict[str, Any]]) -> Split:
+def _read_split(folder: Path, name: str, files: dict[str, dict[str, Any]], layout: Layout) -> Split:
     arrays = {}
     for part in PARTS:
         path = folder / f"{name}.{part}.bin"
@@ -283,11 +316,15 @@ def _read_split(folder: Path, name: str, files: dict[str, dict[str, Any]]) -> Sp
             raise _Broken(folder / MANIFEST, f"an integer type for {path.name}", dtype)
         arrays[part] = np.memmap(path, dtype, "r") if part == "tokens" else np.fromfile(path, dtype)
     tokens, offsets, labels = (arrays[part] for part in PARTS)
-    if len(offsets) != len(labels) + 1:
-        raise _Broken(folder / f"{name}.offsets.bin", f"{len(labels) + 1} offsets for the labels", len(offsets))
+    if len(labels) % max(layout.outputs, 1):
+        raise _Broken(folder / f"{name}.labels.bin", f"{layout.outputs} labels a row", f"{len(labels)} labels")
+    labels = labels.reshape(-1, layout.outputs) if layout.outputs else labels
+    if len(offsets) != len(labels) * layout.documents + 1:
+        expected = f"{len(labels) * layout.documents + 1} offsets for the labels"
+        raise _Broken(folder / f"{name}.offsets.bin", expected, len(offsets))
     if offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 1).any():
         raise _Broken(folder / f"{name}.offsets.bin", f"offsets rising from 0 to {len(tokens)}", "others")
-    return Split(tokens, offsets, labels)
+    return Split(tokens, offsets, labels, layout.documents)
 
 
 def _check_bytes(path: Path, size: int, sha256: str) -> None:

@@ -1,6 +1,6 @@
 """Batches from memory-mapped rows.
 
-Shapes: B batch, L longest row of the batch.
+Shapes: B batch, L longest sequence of the batch, N documents a row (1, or 2 where two are compared), M outputs a row.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ BUCKET_BATCHES = 50
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids ``(B, L)``, mask ``(B, L)`` with True = real, labels ``(B,)``."""
+    """Token ids ``(B N, L)``, mask ``(B N, L)`` with True = real, labels ``(B,)`` or ``(B, M)``."""
 
     tokens: torch.Tensor
     key_mask: torch.Tensor

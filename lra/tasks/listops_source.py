@@ -1,6 +1,5 @@
 """Reading ListOps rows from the files of the Long Range Arena release."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,17 +20,8 @@ def paths(source: Path) -> dict[str, Path]:
         if not path.is_file():
             raise UserError(
                 f"task.source={source}: expected {', '.join(FILES.values())} in it, found no {path.name}; "
-                "name the folder that holds LRA's files, or leave it empty to generate rows"
+                "name the folder that holds LRA's files, or leave it out to generate rows"
             )
-    return found
-
-
-def hashes(source: Path) -> dict[str, str]:
-    """The sha256 of each file by name."""
-    found = {}
-    for path in paths(source).values():
-        with path.open("rb") as file:
-            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lra.data import arrays
-from lra.data.arrays import SPLITS, Identity, Writer, read
+from lra.data.arrays import SPLITS, Identity, Layout, Writer, read
 from lra.errors import UserError
 
 IDENTITY = Identity("toy", "1", {"length": 8, "seed": 0}, "lra data prepare toy")
@@ -24,7 +24,7 @@ def random_rows(seed, rows=20):
 
 
 def write(folder, identity=IDENTITY, token_dtype="|u1"):
-    with Writer(folder, identity, token_dtype) as writer:
+    with Writer(folder, identity, Layout(token_dtype=token_dtype)) as writer:
         for i, split in enumerate(SPLITS):
             writer.append(split, *random_rows(i))
             writer.append(split, *random_rows(i + 10))
@@ -76,10 +76,10 @@ def test_manifest_counts(folder):
 
 
 def test_wide_token_ids(tmp_path):
-    with Writer(tmp_path / "wide", IDENTITY, "<u2") as writer:
+    with Writer(tmp_path / "wide", IDENTITY, Layout(token_dtype="<u2")) as writer:
         for split in SPLITS:
             writer.append(split, np.array([1, 300, 65_535]), np.array([1, 2]), np.array([0, 1]))
-    assert read(tmp_path / "wide", IDENTITY)[1]["test"].row(1).tolist() == [300, 65_535]
+    assert read(tmp_path / "wide", IDENTITY, Layout(token_dtype="<u2"))[1]["test"].row(1).tolist() == [300, 65_535]
 
 
 @pytest.mark.parametrize("tokens", [[1, 256, 3], [1, -1, 3]])
@@ -117,7 +117,7 @@ BROKEN = {
     "not json": (lambda f: (f / "manifest.json").write_text("{"), "manifest.json: expected JSON, found text"),
     "not text": (lambda f: (f / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json: expected JSON"),
     "a list": (lambda f: (f / "manifest.json").write_text("[]"), "expected the keys format, task"),
-    "newer format": (lambda f: edit_manifest(f, format=2), "expected format 1, found format 2"),
+    "newer format": (lambda f: edit_manifest(f, format=99), "expected format 2, found format 99"),
     "no splits": (lambda f: edit_manifest(f, splits=None), "found none of splits"),
     "a split less": (lambda f: edit_manifest(f, splits={}), "expected rows and files of train, val"),
     "other task": (lambda f: edit_manifest(f, task="text"), "expected task toy, found text"),
@@ -268,3 +268,33 @@ def test_exclusive_lets_one_in_at_a_time(tmp_path):
 def test_row_hashes_depend_on_the_row_only():
     first, second, third = arrays.row_hashes(np.array([1, 2, 1, 2, 3], np.uint8), np.array([2, 2, 1]))
     assert first == second != third
+
+
+def test_pairs_of_documents_and_several_labels_a_row(tmp_path):
+    layout = Layout(documents=2, outputs=3)
+    with Writer(tmp_path / "pairs", IDENTITY, layout) as writer:
+        for split in SPLITS:
+            # row 0: documents [1, 2] and [3]; row 1: [4] and [5, 6, 7]
+            tokens, lengths = np.arange(1, 8), np.array([2, 1, 1, 3])
+            writer.append(split, tokens, lengths, np.array([[0, 1, 2], [3, 4, 5]]))
+    manifest, splits = read(tmp_path / "pairs", IDENTITY, layout)
+    split = splits["train"]
+    assert (len(split), split.lengths.tolist()) == (2, [2, 3])
+    assert split.row(1).tolist() == [4, 5, 6, 7]
+    assert split.labels.tolist() == [[0, 1, 2], [3, 4, 5]]
+    tokens, lengths = split.rows(np.array([1, 0]))
+    assert tokens.tolist() == [[4, 0, 0], [5, 6, 7], [1, 2, 0], [3, 0, 0]]
+    assert lengths.tolist() == [1, 3, 2, 1]
+    assert manifest["splits"]["train"]["rows"] == 2
+    assert manifest["splits"]["train"]["labels"] == {str(label): 1 for label in range(6)}
+    with pytest.raises(UserError, match="expected layout"):
+        read(tmp_path / "pairs", IDENTITY)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "labels"), [([2, 1, 4], [[0, 1]]), ([3, 4], [[0]]), ([3, 4], [0]), ([3, 3], [[0, 1]])]
+)
+def test_rows_that_do_not_fit_the_layout_are_refused(tmp_path, lengths, labels):
+    layout = Layout(documents=2, outputs=2)
+    with pytest.raises(ValueError, match="do not match"), Writer(tmp_path / "x", IDENTITY, layout) as writer:
+        writer.append("train", np.arange(1, 8), np.array(lengths), np.array(labels))

@@ -235,10 +235,10 @@ def test_folders_are_readable_and_differ(tmp_path):
     def name(**options):
         return ListOps.folder(Config(**options), tmp_path).name
 
-    assert ListOps.folder(Config(), tmp_path) == tmp_path / "listops" / "length2000-seed0-v1"
+    assert ListOps.folder(Config(), tmp_path) == tmp_path / "listops" / "length2000-generated-v1"
     assert name(max_depth=10) == name()
-    assert name(length=256, seed=4, train_rows=10) == "length256-seed4-rows10x2000x2000-v1"
-    assert name(max_depth=8, max_args=5) == "length2000-seed0-depth8-args5-v1"
+    assert name(length=256, seed=4, train_rows=10) == "length256-generated-seed4-trainrows10-v1"
+    assert name(max_depth=8, max_args=5) == "length2000-generated-maxdepth8-maxargs5-v1"
     assert name(source="a") != name(source="b")
 
 

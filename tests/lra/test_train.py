@@ -44,7 +44,7 @@ def test_every_backend_leaves_a_complete_row(tiny, name):
     assert row == results.load(config.run_dir / "result.json")
     assert row.status in ("ok", "stuck")
     assert row.error is None
-    assert (row.steps, row.batch_size, row.test_rows) == (20, 8, 64)
+    assert (row.steps, row.batch_size, row.test_labels) == (20, 8, 64)
     assert row.epochs == 20 * 8 / 256
     assert 0 < row.parameters < 10_000
     assert row.kernel in attention.kernels.available(attention.load(name).op, config.device)
