@@ -10,6 +10,7 @@ HELP = """\
 usage: lra COMMAND [ARGUMENT ...]
 
   train   one run:        lra train task=listops attention=performer regime=short seed=0
+  resume  go on with a run that did not end:  lra resume RUN_DIR
   sweep   many runs:      lra sweep task=listops attention=flash,performer,rwkv4 seed=0,1,2
   table   compare runs:   lra table [--format md|csv|latex|html]
   bench   time the ops:   lra bench ops [--lengths 512,2048] [--ops wkv4,...] [--out PREFIX]
@@ -25,6 +26,12 @@ def _train(arguments: list[str]) -> int:
 
     sys.argv = ["lra train", *arguments]
     return main()
+
+
+def _resume(arguments: list[str]) -> int:
+    from lra.resume import main
+
+    return main(arguments)
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -59,6 +66,7 @@ def _doctor(arguments: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
+    "resume": _resume,
     "sweep": _sweep,
     "table": _table,
     "data": _data,

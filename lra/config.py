@@ -6,7 +6,6 @@ Values live in ``conf/``; the dataclasses here and beside each mixer and task sa
 import difflib
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -17,21 +16,21 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 import attention
 import lra.tasks
 from attention.base import MixerConfig
 from attention.kernels import available
 from lra.errors import UserError
+from lra.protocol import TrainerConfig
 from lra.regimes import regime_of
 from lra.tasks.base import TaskConfig
 from models.encoder import Encoder, EncoderConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 HYDRA_VERSION_BASE = "1.3"
-SCHEDULES = ("cosine", "rsqrt")
-PRECISIONS = ("auto", "fp32", "bf16")
-MOST = 10**9
+RESUME = ("auto", "never")
 TRACKING_MODES = ("auto", "online", "offline", "disabled")
 
 
@@ -39,72 +38,6 @@ def conf_dir() -> Path:
     """``conf/`` inside the installed package if it was shipped there, else beside the sources."""
     packaged = Path(__file__).resolve().parent / "conf"
     return packaged if packaged.is_dir() else ROOT / "conf"
-
-
-@dataclass
-class TrainerConfig:
-    """The training protocol."""
-
-    name: str = "custom"
-    """Name of the preset; the table shows it."""
-    steps: int = 600
-    """Optimiser steps."""
-    batch_size: int = 32
-    """Rows per optimiser step."""
-    accumulation: int = 1
-    """Micro-batches per optimiser step; must divide ``batch_size``."""
-    lr: float = 1e-3
-    """Peak learning rate (cosine), or the factor of the reciprocal square root (rsqrt)."""
-    schedule: str = "cosine"
-    warmup: int = 60
-    """Steps of linear warm-up."""
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-8
-    clip: float = 1.0
-    """Largest global gradient norm; 0 = no clipping."""
-    eval_every: int = 150
-    """Steps between two passes over the validation split."""
-    log_every: int = 20
-    precision: str = "auto"
-    """``fp32``, ``bf16`` (autocast), or ``auto``: bf16 on a GPU that has it, else fp32."""
-    timing_warmup: int = 10
-    """First steps that do not count in the timing."""
-
-    def validate(self) -> None:
-        """Raise ``ValueError`` naming the key that does not fit."""
-        for key, value in vars(self).items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"trainer.{key}={value} is not finite; give a number")
-        for key in ("steps", "batch_size", "accumulation", "eval_every", "log_every"):
-            if not 1 <= getattr(self, key) <= MOST:
-                raise ValueError(f"trainer.{key}={getattr(self, key)} is out of range; give 1 ... {MOST}")
-        for key in ("warmup", "timing_warmup", "clip", "weight_decay"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"trainer.{key}={getattr(self, key)} is negative; give 0 or more")
-        for key in ("lr", "eps"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"trainer.{key}={getattr(self, key)} must be positive")
-        if self.warmup >= self.steps:
-            raise ValueError(
-                f"trainer.warmup={self.warmup} is not below trainer.steps={self.steps}: training would never "
-                f"leave its warm-up; lower trainer.warmup or raise trainer.steps"
-            )
-        if self.timing_warmup >= self.steps:
-            raise ValueError(
-                f"trainer.timing_warmup={self.timing_warmup} is not below trainer.steps={self.steps}: no step "
-                f"would be timed; lower trainer.timing_warmup"
-            )
-        if self.batch_size % self.accumulation:
-            raise ValueError(
-                f"trainer.accumulation={self.accumulation} does not divide trainer.batch_size={self.batch_size}"
-            )
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise ValueError(f"trainer.beta1={self.beta1}, trainer.beta2={self.beta2}: both must be in [0, 1)")
-        for key, choices in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
-            if getattr(self, key) not in choices:
-                raise ValueError(f"trainer.{key}={getattr(self, key)!r} is unknown; choose {' | '.join(choices)}")
 
 
 @dataclass
@@ -128,6 +61,8 @@ class RunConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     seed: int = 0
     device: str = "auto"
+    resume: str = "auto"
+    """``auto``: go on where an unfinished run of this configuration stands. ``never``: start anew."""
     data_dir: str = "data"
     runs_dir: str = "results/runs"
 
@@ -160,6 +95,8 @@ class RunConfig:
                 raise UserError(f"{key}= is empty; name a folder, or leave it out for the default")
         if self.tracking.mode not in TRACKING_MODES:
             raise UserError(f"tracking.mode={self.tracking.mode!r} is unknown; choose {' | '.join(TRACKING_MODES)}")
+        if self.resume not in RESUME:
+            raise UserError(f"resume={self.resume!r} is unknown; choose {' | '.join(RESUME)}")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed={self.seed} is out of range; give 0 ... 2**32 - 1")
         if type(self.task) is not task.Config:
@@ -171,7 +108,7 @@ class RunConfig:
     def fingerprint(self, *, without: tuple[str, ...] = ()) -> str:
         """Hash of the fields that change numbers, less ``without``."""
         values = asdict(self)
-        for key in ("tracking", "data_dir", "runs_dir", *without):
+        for key in ("tracking", "resume", "data_dir", "runs_dir", *without):
             del values[key]
         del values["trainer"]["log_every"]
         return _hash(values)
@@ -262,6 +199,24 @@ def _device(name: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device={name} was asked for, but torch sees no CUDA device; use device=cpu or device=auto")
     return name
+
+
+def from_yaml(path: Path, overrides: list[str]) -> tuple[RunConfig, RunConfig]:
+    """The configuration that a run left in ``path``, and the same with ``key=value`` overrides."""
+    try:
+        saved = OmegaConf.load(path)
+        tree = OmegaConf.structured(RunConfig)
+        for group, module in (("attention", attention), ("task", lra.tasks)):
+            tree[group] = OmegaConf.structured(module.load(saved[group].name).Config)
+        before = OmegaConf.merge(tree, saved)
+        after = OmegaConf.merge(before, OmegaConf.from_dotlist(overrides))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); name the directory of a run") from None
+    except COMPOSITION_ERRORS as error:
+        raise UserError(f"{path}: {describe(error, overrides)}") from None
+    except (AttributeError, TypeError, KeyError, YAMLError) as error:
+        raise UserError(f"{path}: not the configuration of a run ({type(error).__name__}: {error})") from None
+    return resolve(before), resolve(after)
 
 
 def compose_run(overrides: list[str]) -> RunConfig:

@@ -129,6 +129,7 @@ class Meter:
         self._totals: dict[str, float] = defaultdict(float)
         self._step_seconds: list[float] = []
         self._real: list[int] = []
+        self._real_total = 0
         self._padded: list[int] = []
         self._peak: int | None = None
 
@@ -156,6 +157,7 @@ class Meter:
         self._totals["compute"] += seconds
         self._step_seconds.append(seconds)
         self._real.append(real_tokens)
+        self._real_total += real_tokens
         self._padded.append(padded_tokens)
 
     @contextmanager
@@ -175,6 +177,30 @@ class Meter:
         peak = self.memory.peak()
         if peak is not None:
             self._peak = max(self._peak or 0, peak)
+
+    def state(self) -> dict:
+        """What was measured so far, as tensors and plain values, for a run that goes on in another process."""
+        self.close_training_window()
+        return {
+            "totals": dict(self._totals),
+            "step_seconds": torch.tensor(self._step_seconds, dtype=torch.float64),
+            "real": torch.tensor(self._real, dtype=torch.int64),
+            "padded": torch.tensor(self._padded, dtype=torch.int64),
+            "peak": self._peak,
+        }
+
+    def restore(self, state: dict) -> None:
+        """Go on from ``state``."""
+        self._totals.update(state["totals"])
+        self._step_seconds = state["step_seconds"].tolist()
+        self._real, self._padded = state["real"].tolist(), state["padded"].tolist()
+        self._real_total = sum(self._real)
+        self._peak = state["peak"]
+
+    @property
+    def real_tokens(self) -> int:
+        """Real tokens of all steps so far."""
+        return self._real_total
 
     @property
     def train_seconds(self) -> float:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from lra.config import TrainerConfig
+from lra.protocol import TrainerConfig
 
 
 def build_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
@@ -20,8 +20,8 @@ def build_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.Adam
     )
 
 
-def learning_rate(config: TrainerConfig, step: int) -> float:
-    """Rate of the ``step``-th update, counted from 1.
+def learning_rate(config: TrainerConfig, step: int, decay: float) -> float:
+    """Rate of the ``step``-th update, counted from 1; ``decay`` as in ``Budget.decay``.
 
     ``cosine``: linear warm-up to ``lr``, then half a cosine to 0 after the last step (Loshchilov & Hutter 2017).
     ``rsqrt``: ``lr * min(1, step / warmup) / sqrt(max(step, warmup))``, the schedule of LRA's released code.
@@ -31,8 +31,7 @@ def learning_rate(config: TrainerConfig, step: int) -> float:
         return config.lr * warm / math.sqrt(max(step, config.warmup, 1))
     if step <= config.warmup:
         return config.lr * warm
-    done = (step - config.warmup) / (config.steps - config.warmup + 1)
-    return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+    return config.lr * 0.5 * (1 + math.cos(math.pi * decay))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -68,12 +68,28 @@ class ResultRow:
     steps: int | None = None
     """Optimiser steps done."""
     batch_size: int | None = None
+    accumulation: int | None = None
+    """Micro-batches a step, as it ended."""
+    ranks: int | None = None
+    """Processes that trained together."""
+    resumable: bool = False
+    """Whether the same command goes on from a checkpoint."""
+    oom_rows: int | None = None
+    """Rows at once when memory ended."""
+    oom_length: int | None = None
+    """Tokens of the longest of them."""
     epochs: float | None = None
     validation_accuracy: float | None = None
     """At the checkpoint that validation chose."""
     selected_step: int | None = None
     test_accuracy: float | None = None
     """Measured once, at the selected checkpoint."""
+    test_loss: float | None = None
+    """Mean cross-entropy in nats."""
+    test_per_class: list[float | None] = field(default_factory=list)
+    """Accuracy by class; ``None`` for a class that does not occur in the test split."""
+    test_calibration_error: float | None = None
+    """Expected calibration error over 15 bins."""
     test_labels: int | None = None
     """Labels scored: one a row of the test split, or one for each output of a row."""
     test_interval: list[float] | None = None

@@ -28,7 +28,9 @@ from lra import results
 from lra.config import RunConfig, compose_run
 from lra.cost import describe_cost
 from lra.errors import UserError
-from lra.train import fresh_dir, log_to_terminal, new_row, only_process, terminate_as_interrupt
+from lra.run_dir import fresh_dir, only_process
+from lra.stop import Stop
+from lra.train import log_to_terminal, new_row
 
 LINE_EVERY_SECONDS = 20
 """Where stderr is no terminal, one line of progress in this interval replaces the bar."""
@@ -167,7 +169,7 @@ def _settle(cell: Cell, code: int, output: str, started: float) -> str:
     elif code == 128 + signal.SIGKILL:
         error = f"exit code {code}: killed, often by the system's out-of-memory killer"
     row = new_row(cell.config)
-    row.status, row.error = "failed", error
+    row.status, row.error, row.resumable = "failed", error, True
     with only_process(cell.config):
         if path.exists():  # of an earlier run: kept, not overwritten
             fresh_dir(cell.config)
@@ -220,7 +222,7 @@ def main(arguments: list[str]) -> int:
     if len(cells) > len(todo):
         log.info("%d of %d runs are finished already; --rerun runs them again", len(cells) - len(todo), len(cells))
     statuses = Counter(skipped=len(cells) - len(todo))
-    with terminate_as_interrupt():
+    with Stop().listening():
         try:
             statuses += _run_all(todo, fail_fast=options.fail_fast)
         except KeyboardInterrupt:

@@ -8,10 +8,12 @@ import logging
 import math
 import netrc
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from lra import results
 from lra.config import RunConfig
 
 if TYPE_CHECKING:
@@ -47,12 +49,31 @@ def wandb_mode(mode: str) -> tuple[str, str]:
     return "offline", "no W&B key is configured"
 
 
-class Tracker:
+class NoTracker:
+    """What the other ranks of a run log: nothing."""
+
+    def log(self, step: int, values: dict[str, float | None]) -> None:
+        """Nothing."""
+
+
+class Tracker(NoTracker):
     """Logs of one run. Use as a context manager: an exception marks the W&B run as failed."""
 
-    def __init__(self, config: RunConfig, run_dir: Path) -> None:
-        self._file = (run_dir / METRICS_FILE).open("w")
+    def __init__(self, config: RunConfig, run_dir: Path, *, resume_step: int | None = None) -> None:
+        """``resume_step``: the step of the checkpoint from which the run goes on; later lines are dropped.
+
+        W&B gets a new run with the kept lines replayed into it, in place of the offline one of the earlier process:
+        its own resuming loses or repeats steps.
+        """
+        path = run_dir / METRICS_FILE
+        kept = _lines_until(path, resume_step) if resume_step is not None else []
+        results.write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
+        for earlier in (run_dir / "wandb").glob("offline-run-*"):
+            shutil.rmtree(earlier, ignore_errors=True)
+        self._file = path.open("a")
         self._run = self._open_wandb(config, run_dir)
+        for row in kept:
+            self._mirror(lambda run, row=row: run.log(row))
 
     def log(self, step: int, values: dict[str, float | None]) -> None:
         """One line of ``metrics.jsonl``, on disk before W&B sees it."""
@@ -132,6 +153,20 @@ class Tracker:
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP)
         return run
+
+
+def _lines_until(path: Path, step: int) -> list[dict]:
+    """The lines of a metrics file up to ``step``; a last line that was cut short is no line."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if row[STEP] > step:
+            break
+        rows.append(row)
+    return rows
 
 
 def _finite(value: float | None) -> float | None:

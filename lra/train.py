@@ -1,11 +1,10 @@
 """One run, from a configuration to a result row: ``lra train`` and ``python -m lra.train``."""
 
 import errno
-import fcntl
 import logging
 import os
-import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,59 +19,93 @@ import lra.tasks
 from attention import kernels
 from attention import load as load_mixer
 from lra import results
+from lra.checkpoint import Checkpoints
 from lra.config import COMPOSITION_ERRORS, HYDRA_VERSION_BASE, RunConfig, conf_dir, describe, register, resolve
 from lra.data.arrays import Split
+from lra.distributed import Ranks, process_group, ranks
 from lra.environment import device_name, environment, git_state
 from lra.errors import UserError
+from lra.evaluation import Score, save_predictions
+from lra.memory_limit import OutOfMemory, is_out_of_memory, memory_limit
 from lra.meter import Meter, allocator, tune_allocator
 from lra.results import ResultRow
+from lra.run_dir import CHECKPOINTS, log_file, only_process, open_dir
 from lra.stats import is_stuck, wilson
+from lra.stop import Stop
 from lra.tasks.base import TaskInfo
-from lra.tracking import Tracker
-from lra.trainer import Score, Trainer, parameter_count
+from lra.tracking import NoTracker, Tracker
+from lra.trainer import Trainer, parameter_count
 from models import build_model
 
 EXIT_CODES = {"ok": 0, "stuck": 0, "failed": 1, "oom": 1, "interrupted": 130}
-REPLACED, LOCKS = ".replaced", ".locks"
-"""Below ``runs_dir``, hidden from the table."""
+PREDICTIONS = "predictions.npz"
 
 log = logging.getLogger("lra")
 
 
 def run(config: RunConfig) -> ResultRow:
-    """Train, select on validation, test once. The row is on disk when this returns, whatever happened."""
+    """Train, select on validation, test once. The row is on disk when this returns, whatever happened.
+
+    A run of the same configuration that did not end is taken up at its last checkpoint.
+    """
     info, splits = lra.tasks.load(config.task.name).load(config.task, Path(config.data_dir))
+    _check_ranks(config)
     row = new_row(config, info)
-    with only_process(config), _log_file(fresh_dir(config)), terminate_as_interrupt():
-        run_dir = config.run_dir
-        log.info("%s", config.run_dir)
-        try:
-            with Tracker(config, run_dir) as tracker:
-                try:
-                    _train_and_test(config, info, splits, row, tracker, run_dir)
-                except BaseException as error:
-                    _close_row(row, error)
-                    raise
-                finally:
-                    row.finished = _now()
-                    results.save(row, run_dir)
-                tracker.summary(_summary(row))
-        except BaseException as error:
-            if row.finished is None:  # stopped before the training began
-                _close_row(row, error)
-                row.finished = _now()
-                results.save(row, run_dir)
-            _report_failure(row, error, run_dir)
-        else:
-            log.info("%s", outcome(row))
-            for warning in row.warnings:
-                log.warning("note: %s", warning)
+    with process_group(config.device) as mine, Stop().listening() as stop:
+        if not mine.first:
+            mine.wait()  # until the first rank has the directory ready
+            _Run(config, info, splits, row, mine, stop).train_and_test(NoTracker())
+            return row
+        with only_process(config), log_file(open_dir(config)):
+            log.info("%s", config.run_dir)
+            mine.wait()
+            try:
+                _tracked(_Run(config, info, splits, row, mine, stop))
+            except BaseException as error:
+                if row.finished is None:  # stopped before the training began
+                    _finish(row, config.run_dir, error)
+                _report_failure(row, error, config.run_dir)
+            else:
+                log.info("%s", outcome(row))
+                for warning in row.warnings:
+                    log.warning("note: %s", warning)
     return row
+
+
+def _tracked(run: "_Run") -> None:
+    """Train and test with a tracker; the row is written before the tracker is closed."""
+    with Tracker(run.config, run.config.run_dir, resume_step=run.resume_step) as tracker:
+        try:
+            run.train_and_test(tracker)
+        except BaseException as error:
+            _finish(run.row, run.config.run_dir, error)
+            raise
+        _finish(run.row, run.config.run_dir)
+        tracker.summary(_summary(run.row))
+
+
+def _finish(row: ResultRow, run_dir: Path, error: BaseException | None = None) -> None:
+    if error is not None:
+        _close_row(row, error)
+    row.resumable = row.resumable and any((run_dir / CHECKPOINTS).glob("step-*.pt"))
+    row.finished = _now()
+    results.save(row, run_dir)
+
+
+def _check_ranks(config: RunConfig) -> None:
+    trainer, world = config.trainer, ranks().world
+    if trainer.batch_size < world * trainer.accumulation:
+        raise UserError(
+            f"trainer.batch_size={trainer.batch_size} gives some of {world} ranks x trainer.accumulation="
+            f"{trainer.accumulation} micro-batches no row; raise it, or use fewer ranks"
+        )
+    if world > 1 and trainer.on_oom == "halve":
+        raise UserError("trainer.on_oom=halve works in one process only: the other ranks would wait for ever")
 
 
 def _report_failure(row: ResultRow, error: BaseException, run_dir: Path) -> None:
     if isinstance(error, KeyboardInterrupt):
-        log.warning("interrupted; the same command starts the run again")
+        log.warning("interrupted; the same command, or `lra resume %s`, goes on from the last checkpoint", run_dir)
     elif isinstance(error, Exception):
         log.debug("traceback", exc_info=error)
         log.error("%s: %s (traceback in %s)", row.status, row.error, run_dir / "train.log")
@@ -90,57 +123,118 @@ def outcome(row: ResultRow) -> str:
     return text if row.status == "ok" else f"{text}: {row.status.upper()}, not above the majority class"
 
 
-def _train_and_test(
-    config: RunConfig,
-    info: TaskInfo,
-    splits: dict[str, Split],
-    row: ResultRow,
-    tracker: Tracker,
-    run_dir: Path,
-) -> None:
-    device = torch.device(config.device)
-    seeds = np.random.SeedSequence(config.seed).generate_state(2)
-    torch.manual_seed(int(seeds[0]))
-    meter = Meter(device, warmup_steps=config.trainer.timing_warmup)
-    model = build_model(
-        config.model,
-        config.attention,
-        **info.network(),
-    )
-    row.parameters = parameter_count(model)
-    trainer = Trainer(
-        model,
-        splits,
-        config.trainer,
-        device=device,
-        meter=meter,
-        tracker=tracker,
-        run_dir=run_dir,
-        data_seed=int(seeds[1]),
-    )
-    op = load_mixer(config.attention.name).op
-    try:
-        trainer.fit()
-        row.kernel = kernels.last_used(op)
-    finally:
-        if trainer.best:
-            row.validation_accuracy, row.selected_step = trainer.best.accuracy, trainer.best_step
-        meter.close_training_window()
+class _Run:
+    """The parts of one run in this process, and the row that it fills."""
+
+    def __init__(
+        self, config: RunConfig, info: TaskInfo, splits: dict[str, Split], row: ResultRow, mine: Ranks, stop: Stop
+    ) -> None:
+        self.config, self.info, self.splits, self.row = config, info, splits, row
+        self.ranks, self.stop = mine, stop
+        row.ranks = mine.world
+        self.checkpoints = Checkpoints(config.run_dir / CHECKPOINTS, config.fingerprint())
+        self.state = self.checkpoints.latest()
+
+    @property
+    def resume_step(self) -> int | None:
+        """The last step whose line of metrics the checkpoint takes for written; ``None`` for a new run."""
+        return None if self.state is None else self.state["step"] - bool(self.state["pending"])
+
+    def train_and_test(self, tracker: NoTracker) -> None:
+        """Fill the row; it is as complete as it can be when an exception leaves."""
+        config, row = self.config, self.row
+        with deterministic(config.trainer.deterministic) as surprises:
+            trainer, meter = self._build(tracker)
+            try:
+                with memory_limit(config.trainer.memory_limit_gib, trainer.device):
+                    trainer.fit()
+            finally:
+                if trainer.best:
+                    row.validation_accuracy, row.selected_step = trainer.best.accuracy, trainer.best_step
+                meter.close_training_window()
+                self._measured(meter)
+                row.epochs, row.accumulation = trainer.epochs(row.steps), trainer.accumulation
+                row.warnings += trainer.notes
+            if trainer.budget.cut_short(trainer.spent()):
+                row.warnings.append(
+                    f"trainer.time_limit={config.trainer.time_limit} ended the training at step {row.steps}"
+                    + (f" of {trainer.budget.steps}" if trainer.budget.steps else "")
+                )
+            with meter.evaluation():
+                predictions = trainer.predict("test")
+        row.warnings += surprises
+        row.kernel = kernels.last_used(load_mixer(config.attention.name).op)
+        self._measured(meter)
+        if self.ranks.first:
+            save_predictions(predictions, config.run_dir / PREDICTIONS)
+        _judge(row, predictions.score(self.info.num_classes))
+
+    def _build(self, tracker: NoTracker) -> tuple[Trainer, Meter]:
+        config = self.config
+        on_rank = config.device == "cuda" and self.ranks.world > 1
+        device = torch.device(f"cuda:{self.ranks.local_rank}" if on_rank else config.device)
+        seeds = np.random.SeedSequence(config.seed).generate_state(2)
+        torch.manual_seed(int(seeds[0]))
+        meter = Meter(device, warmup_steps=config.trainer.timing_warmup)
+        model = build_model(config.model, config.attention, **self.info.network())
+        if self.ranks.rank:  # the same weights everywhere, but not the same dropout
+            torch.manual_seed(int(seeds[0]) + self.ranks.rank)
+        self.row.parameters = parameter_count(model)
+        trainer = Trainer(
+            model,
+            self.splits,
+            config.trainer,
+            num_classes=self.info.num_classes,
+            device=device,
+            meter=meter,
+            tracker=tracker,
+            checkpoints=self.checkpoints,
+            data_seed=int(seeds[1]),
+            ranks=self.ranks,
+            stop=self.stop,
+        )
+        if self.state is not None:
+            trainer.restore(self.state)
+            log.info("going on from the checkpoint of step %d", trainer.step)
+        return trainer, meter
+
+    def _measured(self, meter: Meter) -> None:
         for key, value in meter.report().items():
-            setattr(row, key, value)
-        row.epochs = trainer.epochs(row.steps)
-    with meter.evaluation():
-        score = trainer.evaluate("test")
-    row.seconds = meter.report()["seconds"]
-    _judge(row, score)
-    tracker.log(row.steps, {"test/accuracy": score.accuracy, "test/loss": score.loss})
+            setattr(self.row, key, value)
 
 
 def _judge(row: ResultRow, test: Score) -> None:
-    row.test_accuracy, row.test_labels = test.accuracy, test.labels
+    row.test_accuracy, row.test_labels, row.test_loss = test.accuracy, test.labels, test.loss
+    row.test_per_class, row.test_calibration_error = test.per_class, test.calibration_error
     row.test_interval = list(wilson(test.correct, test.labels))
-    row.error = None
+    row.error, row.resumable = None, False
     row.status = "stuck" if is_stuck(test.correct, test.labels, row.majority_baseline) else "ok"
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[list[str]]:
+    """Ask torch for deterministic algorithms; the list fills with those that it could not make so."""
+    surprises: list[str] = []
+    if not wanted:
+        yield surprises
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    show = warnings.showwarning
+
+    def note(message: Warning | str, *rest: object, **named: object) -> None:
+        text = str(message).splitlines()[0]
+        if "deterministic" not in text:
+            show(message, *rest, **named)
+        elif text not in surprises:
+            surprises.append(text)
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    warnings.showwarning = note
+    try:
+        yield surprises
+    finally:
+        warnings.showwarning = show
+        torch.use_deterministic_algorithms(False)
 
 
 def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
@@ -149,6 +243,7 @@ def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
         run_id=config.run_id,
         status="interrupted",
         error="the run has not ended",
+        resumable=True,
         task=config.task.name,
         task_version=info and info.version,
         attention=config.attention.name,
@@ -178,11 +273,15 @@ def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
 def _close_row(row: ResultRow, error: BaseException) -> None:
     text = str(error).strip()
     first_line = text.splitlines()[0] if text else ""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+    row.resumable = isinstance(error, KeyboardInterrupt) or full
     if isinstance(error, KeyboardInterrupt):
         row.status, row.error = "interrupted", "stopped by the user or by SIGTERM"
-    elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+    elif is_out_of_memory(error):
         row.status, row.error = "oom", first_line
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        if isinstance(error, OutOfMemory):
+            row.oom_rows, row.oom_length = error.rows, error.length
+    elif full:
         row.status, row.error = "failed", f"cannot write ({error.strerror}); free space, or give another runs_dir=..."
     else:
         row.status, row.error = "failed", f"{type(error).__name__}: {first_line}"
@@ -204,81 +303,6 @@ def _summary(row: ResultRow) -> dict[str, object]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@contextmanager
-def only_process(config: RunConfig) -> Iterator[None]:
-    """Hold the run for this process: two of them must not write into one directory."""
-    path = config.run_dir.parent / LOCKS / config.run_id
-    with _writing(config):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{config.run_dir}: another process is at this run; wait for it, stop it, or give another runs_dir=..."
-            ) from None
-        yield
-
-
-def fresh_dir(config: RunConfig) -> Path:
-    """Make the run directory with its ``config.yaml``; an earlier one of the same run is kept in ``.replaced``."""
-    run_dir = config.run_dir
-    with _writing(config):
-        if run_dir.exists():
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-            kept = run_dir.parent / REPLACED / f"{run_dir.name}-{stamp}"
-            kept.parent.mkdir(exist_ok=True)
-            run_dir.rename(kept)
-            log.info("an earlier run of this configuration is kept in %s", kept)
-        run_dir.mkdir(parents=True)
-        results.write_atomic(run_dir / "config.yaml", config.yaml())
-    return run_dir
-
-
-@contextmanager
-def _writing(config: RunConfig) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"runs_dir={config.runs_dir}: cannot write a run directory there ({error.strerror}); "
-            f"free space or fix its permissions, or give another runs_dir=..."
-        ) from None
-
-
-@contextmanager
-def _log_file(run_dir: Path) -> Iterator[None]:
-    """Copy the log of this run, tracebacks included, to its ``train.log``."""
-    handler = logging.FileHandler(run_dir / "train.log")
-    log.setLevel(logging.DEBUG)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        handler.close()
-
-
-@contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: with a row."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        # a second signal, sent to the whole group or by a dying parent, must not cut off the writing of the row
-        for number in previous:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def log_to_terminal() -> None:

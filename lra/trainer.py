@@ -1,47 +1,39 @@
-"""The training loop: one for every mixer and every task."""
+"""The training loop: one for every mixer and every task.
+
+Shapes: B batch, K classes.
+"""
 
 import logging
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from attention.base import Mixer
-from lra import checkpoint
-from lra.config import TrainerConfig
+from lra.budget import Budget, Spent
+from lra.checkpoint import Checkpoints, load_weights, restore_rng, rng_state
 from lra.data.arrays import Split
-from lra.data.loader import Batch, eval_indices, make_batch, train_indices
+from lra.data.loader import Batch, make_batch, padded_tokens, train_indices
+from lra.diagnosis import NotFinite, culprit, describe_rows
+from lra.distributed import ALONE, Ranks
+from lra.evaluation import Predictions, Score, predict
+from lra.memory_limit import OutOfMemory, is_out_of_memory
 from lra.meter import Meter
 from lra.optim import build_optimizer, learning_rate, set_learning_rate
+from lra.protocol import TrainerConfig
+from lra.stop import Stop
 from lra.tracking import Tracker
-
-BEST_CHECKPOINT = Path("checkpoints") / "best.pt"
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Score:
-    """Outcome of one pass over a split; every row counts exactly once."""
-
-    correct: int
-    labels: int
-    """Labels scored: one a row, or one for each output of a row."""
-    loss: float
-    """Mean cross-entropy in nats."""
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.labels
-
-
 class Trainer:
-    """Trains ``model`` on ``splits`` and keeps the checkpoint that the validation split prefers."""
+    """Trains ``model`` on ``splits`` and keeps the weights that the validation split prefers."""
 
     def __init__(
         self,
@@ -49,119 +41,262 @@ class Trainer:
         splits: dict[str, Split],
         config: TrainerConfig,
         *,
+        num_classes: int,
         device: torch.device,
         meter: Meter,
         tracker: Tracker,
-        run_dir: Path,
+        checkpoints: Checkpoints,
         data_seed: int,
+        ranks: Ranks = ALONE,
+        stop: Stop | None = None,
     ) -> None:
         self.model = model.to(device)
         self.splits = splits
         self.config = config
+        self.num_classes = num_classes
         self.device = device
         self.meter = meter
         self.tracker = tracker
-        self.best_path = run_dir / BEST_CHECKPOINT
+        self.checkpoints = checkpoints
+        self.ranks = ranks
+        self.stop = stop or Stop()
+        self.budget = Budget(config, len(splits["train"]))
+        self.accumulation = config.accumulation
+        self.step = 0
         self.best: Score | None = None
         self.best_step = 0
+        self._validated = True
+        self._updating = False
+        self.notes: list[str] = []
+        """What a reader of the result must know of how it came about."""
+        self._pending: dict[str, float | None] = {}
+        """Values of the current step that are not logged yet."""
         self._optimizer = build_optimizer(model, config)
         self._indices = train_indices(splits["train"], config.batch_size, data_seed)
         self._mixers = [m for m in model.modules() if isinstance(m, Mixer)]
+        model.encoder.activation_checkpointing = config.activation_checkpointing
+        if config.compile:
+            model.compile(dynamic=True)
+        self._network = model
+        if ranks.world > 1:
+            self._network = DistributedDataParallel(model, broadcast_buffers=False)
 
     def fit(self) -> None:
-        """Run all optimiser steps with validation in between; afterwards the model holds the best weights."""
-        config = self.config
+        """Make all steps with validation in between; afterwards the model holds the best weights."""
         self.model.train()
         self.meter.start()
-        with tqdm(total=config.steps, unit="step", disable=None, dynamic_ncols=True) as bar:
-            for step in range(1, config.steps + 1):
-                with self.meter.account("data"):
-                    batches = self._next_batches()
-                loss, norm = self._timed_step(step, batches)
-                bar.update()
-                if step % config.log_every == 0 or step == config.steps:
-                    with self.meter.account("logging"):
-                        self._log_train(step, loss, norm, bar)
-                if step % config.eval_every == 0 or step == config.steps:
-                    self._validate(step, bar)
-        self.best_step = checkpoint.load(self.best_path, self.model)
+        disable = None if self.ranks.first else True
+        with tqdm(total=self.budget.steps, initial=self.step, unit="step", disable=disable, dynamic_ncols=True) as bar:
+            try:
+                with self.stop.deferred():
+                    while self._advance(bar):
+                        pass
+            except KeyboardInterrupt:
+                if self.step:
+                    self._save()
+                raise
+        self.best_step = load_weights(self.checkpoints.best(self.best_step), self.model)
+
+    def restore(self, state: dict) -> None:
+        """Go on from a checkpoint of ``Checkpoints.latest``, as if nothing had happened."""
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.step, self._validated = state["step"], state["validated"]
+        self._pending = dict(state["pending"])
+        self.accumulation = state["accumulation"]
+        self.notes = [*state["notes"], f"resumed at step {self.step}"]
+        if state["best"]:
+            fields = dict(state["best"])
+            self.best_step = fields.pop("step")
+            self.best = Score(**fields)
+        self.meter.restore(state["meter"])
+        if self.ranks.rank < len(state["rng"]):
+            restore_rng(state["rng"][self.ranks.rank], self.device)
+        for _ in range(self.step):
+            next(self._indices)
+
+    def predict(self, split: str) -> Predictions:
+        """What the model says of every row of a split."""
+        return predict(
+            self.model,
+            self.splits[split],
+            rows_at_once=max(1, self.config.batch_size // self.accumulation),
+            device=self.device,
+            autocast=self._autocast,
+            ranks=self.ranks,
+            between=self._check_stop,
+        )
 
     def evaluate(self, split: str) -> Score:
         """Loss and accuracy over every row of a split."""
-        self.model.eval()
-        correct, loss = 0, 0.0
-        with torch.inference_mode(), self._autocast():
-            for indices in eval_indices(self.splits[split], self.config.batch_size):
-                batch = make_batch(self.splits[split], indices, self.device)
-                logits = self.model(batch.tokens, batch.key_mask).float()
-                correct += int((logits.argmax(dim=-1) == batch.labels).sum())
-                loss += float(_summed_loss(logits, batch.labels))
-        self.model.train()
-        labels = self.splits[split].labels.size
-        return Score(correct, labels, loss / labels)
+        return self.predict(split).score(self.num_classes)
+
+    def spent(self) -> Spent:
+        """Steps, real tokens and seconds of training so far."""
+        seconds = self.meter.train_seconds
+        if self.config.seconds or self.config.time_limit:
+            seconds = self.ranks.of_first(seconds, self.device)
+        return Spent(self.step, self.meter.real_tokens, seconds)
 
     def epochs(self, steps: int) -> float:
         """Passes over the training split after so many steps."""
         return steps * self.config.batch_size / len(self.splits["train"])
 
-    def _next_batches(self) -> list[Batch]:
-        parts = np.split(next(self._indices), self.config.accumulation)
-        return [make_batch(self.splits["train"], part, self.device) for part in parts]
+    def _advance(self, bar: tqdm) -> bool:
+        """What is due next: validate, end, or one optimiser step. False when training is over."""
+        over = self.budget.done(self.spent())
+        if not self._validated and (over or self.step % self.config.eval_every == 0):
+            self._validate(bar)
+        self._flush()
+        if over:
+            self._save()
+            return False
+        if self._validated and self.step and self.step % self.config.eval_every == 0:
+            self._save()
+        self._check_stop()
+        with self.meter.account("data"):
+            indices = next(self._indices)
+        rate = learning_rate(self.config, self.step + 1, self.budget.decay(self.step + 1, self.spent()))
+        loss, norm = self._attempt(self.step + 1, indices, rate)
+        self.step, self._validated = self.step + 1, False
+        bar.update()
+        if self.step % self.config.log_every == 0 or self.budget.done(self.spent()):
+            self._pending = self._train_values(loss, norm, rate)
+            bar.set_description_str(f"loss {loss:.3f}")
+        return True
 
-    def _timed_step(self, step: int, batches: list[Batch]) -> tuple[float, float]:
-        real = sum(b.real_tokens for b in batches)
-        with self.meter.step(real_tokens=real, padded_tokens=sum(b.padded_tokens for b in batches)):
-            return self._step(step, batches)
+    def _attempt(self, step: int, indices: np.ndarray, rate: float) -> tuple[float, float]:
+        """One step; where memory ends and the protocol says so, again with half the rows at once."""
+        while True:
+            rng = rng_state(self.device) if self.config.on_oom == "halve" else None
+            try:
+                with self.meter.account("data"):
+                    batches = self._batches(indices)
+                real, padded = padded_tokens(self.splits["train"], self._parts(indices))
+                with self.meter.step(real_tokens=real, padded_tokens=padded):
+                    return self._step(step, batches, indices, rate)
+            except BaseException as error:
+                if not is_out_of_memory(error):
+                    raise
+                rows = max(1, self.config.batch_size // self.ranks.world // self.accumulation)
+                if rng is None or rows == 1 or self._updating:
+                    length = int(self.splits["train"].lengths[indices].max())
+                    raise OutOfMemory(error, rows=rows, length=length) from error
+            # outside the handler: the traceback would keep the tensors of the failed attempt alive
+            batches = None
+            self._optimizer.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            restore_rng(rng, self.device)
+            self.accumulation = min(2 * self.accumulation, self.config.batch_size)
+            self.notes.append(f"out of memory with {rows} rows at once at step {step}: went on with half of them")
+            log.warning("%s", self.notes[-1])
 
-    def _step(self, step: int, batches: list[Batch]) -> tuple[float, float]:
-        """One update; returns the mean loss of the rows and the gradient norm before clipping."""
+    def _parts(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Rows of every micro-batch of every rank."""
+        world = self.ranks.world
+        return [part for rank in range(world) for part in np.array_split(indices[rank::world], self.accumulation)]
+
+    def _batches(self, indices: np.ndarray) -> list[Batch]:
+        """The micro-batches of this rank."""
+        mine = self._parts(indices)[self.ranks.rank * self.accumulation :][: self.accumulation]
+        return [make_batch(self.splits["train"], part, self.device) for part in mine]
+
+    def _step(self, step: int, batches: list[Batch], indices: np.ndarray, rate: float) -> tuple[float, float]:
+        """One update; returns the mean loss of the labels and the gradient norm before clipping."""
         for mixer in self._mixers:
             mixer.before_step(step)
-        set_learning_rate(self._optimizer, learning_rate(self.config, step))
+        set_learning_rate(self._optimizer, rate)
         self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
-        labels = sum(batch.labels.numel() for batch in batches)
-        for batch in batches:
-            with self._autocast():
-                logits = self.model(batch.tokens, batch.key_mask)
-            # summed and divided by the labels of the whole step: accumulation gives the gradient of one big batch
-            loss = _summed_loss(logits.float(), batch.labels) / labels
-            loss.backward()
+        labels = self.splits["train"].labels[indices].size
+        for number, batch in enumerate(batches, 1):
+            with self._synchronised(number == len(batches)):
+                with self._autocast():
+                    logits = self._network(batch.tokens, batch.key_mask)
+                # summed and divided by the labels of the whole step: parts give the gradient of one big batch
+                loss = _summed_loss(logits.float(), batch.labels) / labels
+                # DistributedDataParallel averages over the ranks where a sum is wanted
+                (loss * self.ranks.world).backward()
             total += loss.detach()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        value = total.item()
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"the loss is {value} at step {step}; the checkpoint of step {self.best_step} is the last good one. "
-                f"Lower trainer.lr, raise trainer.warmup or set trainer.clip=1"
-            )
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf).item()
+        value = self.ranks.sum(total).item()
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            raise self._not_finite(step, value, norm, batches, indices)
+        # from here on the step cannot be repeated
+        self._updating = True
         self._optimizer.step()
-        return value, norm.item()
+        self._updating = False
+        return value, norm
 
-    def _validate(self, step: int, bar: tqdm) -> None:
+    def _synchronised(self, last: bool) -> object:
+        """Gradients are exchanged between the ranks once a step, with the last micro-batch."""
+        return nullcontext() if last or self.ranks.world == 1 else self._network.no_sync()
+
+    def _not_finite(self, step: int, loss: float, norm: float, batches: list[Batch], indices: np.ndarray) -> NotFinite:
+        rows = sorted(indices.tolist())
+        where = culprit(self.model, batches, self._autocast)
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+        log.debug("rows of the batch of step %d: %s", step, rows)
+        good = f"step {self.best_step}, {self.checkpoints.best(self.best_step)}" if self.best else "none"
+        return NotFinite(
+            f"{what} at step {step}, first seen in the {where}, training rows {describe_rows(rows)}; last good "
+            f"checkpoint: {good}. Lower trainer.lr, raise trainer.warmup or set trainer.clip=1"
+        )
+
+    def _check_stop(self) -> None:
+        if self.ranks.any(self.stop.requested, self.device):
+            raise KeyboardInterrupt
+
+    def _validate(self, bar: tqdm) -> None:
         with self.meter.evaluation():
             score = self.evaluate("validation")
+        self._validated = True
+        self._pending |= {"val/loss": score.loss, "val/accuracy": score.accuracy}
         with self.meter.account("logging"):
-            self.tracker.log(step, {"val/loss": score.loss, "val/accuracy": score.accuracy})
             if self.best is None or score.accuracy > self.best.accuracy:
-                self.best, self.best_step = score, step
-                checkpoint.save(self.best_path, self.model, step=step)
+                self.best, self.best_step = score, self.step
+                if self.ranks.first:
+                    self.checkpoints.save_best(self.step, self.model)
             bar.set_postfix_str(f"val {100 * score.accuracy:.1f} %")
-            log.debug("step %d: validation accuracy %.4f, loss %.4f", step, score.accuracy, score.loss)
+            log.debug("step %d: validation accuracy %.4f, loss %.4f", self.step, score.accuracy, score.loss)
 
-    def _log_train(self, step: int, loss: float, norm: float, bar: tqdm) -> None:
-        rate = learning_rate(self.config, step)
-        values = {
+    def _flush(self) -> None:
+        """Log what the current step has to say: one line a step."""
+        if self._pending:
+            with self.meter.account("logging"):
+                self.tracker.log(self.step, self._pending)
+            self._pending = {}
+
+    def _save(self) -> None:
+        with self.meter.account("logging"):
+            rng = self.ranks.gather(rng_state(self.device))
+            if self.ranks.first:
+                self.checkpoints.save(
+                    {
+                        "step": self.step,
+                        "validated": self._validated,
+                        "pending": self._pending,
+                        "best": {"step": self.best_step, **asdict(self.best)} if self.best else None,
+                        "accumulation": self.accumulation,
+                        "notes": self.notes,
+                        "model": self.model.state_dict(),
+                        "optimizer": self._optimizer.state_dict(),
+                        "meter": self.meter.state(),
+                        "rng": rng,
+                    }
+                )
+
+    def _train_values(self, loss: float, norm: float, rate: float) -> dict[str, float | None]:
+        log.debug("step %d: loss %.4f", self.step, loss)
+        return {
             "train/loss": loss,
             "train/gradient_norm": norm,
             "train/learning_rate": rate,
-            "train/epoch": self.epochs(step),
+            "train/epoch": self.epochs(self.step),
             "perf/step_ms": self.meter.recent_step_ms(self.config.log_every),
             "perf/train_seconds": self.meter.train_seconds,
         }
-        self.tracker.log(step, values)
-        bar.set_description_str(f"loss {loss:.3f}")
-        log.debug("step %d: loss %.4f", step, loss)
 
     def _autocast(self) -> torch.autocast | nullcontext:
         if self.config.precision == "bf16":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import attention
 from attention.base import MixerConfig
@@ -127,6 +128,8 @@ class Encoder(nn.Module):
             raise ValueError("model.pooling=cls needs attention.causal=false: a first token sees nothing causally")
         self.pooling = config.pooling
         self.outputs = outputs
+        self.activation_checkpointing = False
+        """Recompute each block in the backward pass instead of keeping its activations."""
         if pixels:
             self.embedding = PixelEmbedding(*pixels, config.width)
         else:
@@ -158,7 +161,10 @@ class Encoder(nn.Module):
             x = x + self.positions[: x.shape[1]]
         x = self.dropout(x)
         for block in self.blocks:
-            x = block(x, key_mask)
+            if self.activation_checkpointing and self.training:
+                x = checkpoint(block, x, key_mask, use_reentrant=False)
+            else:
+                x = block(x, key_mask)
         x = self.norm(x)
         return self._last(x, key_mask, self.outputs) if self.outputs else self._pool(x, key_mask)
 

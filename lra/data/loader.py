@@ -39,6 +39,13 @@ def make_batch(split: Split, indices: np.ndarray, device: torch.device) -> Batch
     return Batch(*parts, real_tokens=int(lengths.sum()))
 
 
+def padded_tokens(split: Split, parts: list[np.ndarray]) -> tuple[int, int]:
+    """Real tokens, and positions with padding, of batches with the rows ``parts``."""
+    sequences = split.sequence_lengths.reshape(-1, split.documents)
+    real = sum(int(sequences[part].sum()) for part in parts)
+    return real, sum(len(part) * split.documents * int(split.lengths[part].max()) for part in parts)
+
+
 def train_indices(split: Split, batch_size: int, seed: int) -> Iterator[np.ndarray]:
     """Row indices of one batch after the other, for ever.
 

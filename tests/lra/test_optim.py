@@ -6,21 +6,22 @@ import pytest
 import torch
 from torch import nn
 
-from lra.config import TrainerConfig
+from lra.budget import Budget, Spent
 from lra.optim import build_optimizer, learning_rate
+from lra.protocol import TrainerConfig
 
 
 def test_rsqrt_has_the_effective_peak_of_lra():
     config = TrainerConfig(lr=0.05, schedule="rsqrt", warmup=1000, steps=5000)
     # 0.05 / sqrt(1000) = 1.58e-3 at the end of warm-up, half of that at 4 times the step
-    assert learning_rate(config, 1000) == pytest.approx(1.5811e-3, rel=1e-4)
-    assert learning_rate(config, 4000) == pytest.approx(0.05 / math.sqrt(4000))
-    assert learning_rate(config, 500) == pytest.approx(1.5811e-3 / 2, rel=1e-4)
+    assert learning_rate(config, 1000, 0) == pytest.approx(1.5811e-3, rel=1e-4)
+    assert learning_rate(config, 4000, 0) == pytest.approx(0.05 / math.sqrt(4000))
+    assert learning_rate(config, 500, 0) == pytest.approx(1.5811e-3 / 2, rel=1e-4)
 
 
 def test_cosine_warms_up_linearly_peaks_once_and_never_reaches_zero_early():
     config = TrainerConfig(lr=1.0, schedule="cosine", warmup=10, steps=110)
-    rates = [learning_rate(config, step) for step in range(1, 111)]
+    rates = [learning_rate(config, step, Budget(config, 1).decay(step, Spent())) for step in range(1, 111)]
     assert rates[:10] == pytest.approx([0.1 * s for s in range(1, 11)])
     assert max(rates) == rates[9] == 1.0
     assert all(a > b for a, b in zip(rates[9:], rates[10:]))
@@ -30,7 +31,7 @@ def test_cosine_warms_up_linearly_peaks_once_and_never_reaches_zero_early():
 
 def test_first_step_moves_even_without_warmup():
     for schedule in ("cosine", "rsqrt"):
-        assert learning_rate(TrainerConfig(schedule=schedule, warmup=0), 1) > 0
+        assert learning_rate(TrainerConfig(schedule=schedule, warmup=0), 1, 0.0) > 0
 
 
 def test_only_matrices_decay():

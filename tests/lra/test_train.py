@@ -16,7 +16,8 @@ import attention
 from lra import results
 from lra.config import compose_run
 from lra.errors import UserError
-from lra.train import only_process, run
+from lra.run_dir import only_process
+from lra.train import run
 from lra.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,8 +28,12 @@ def metrics(run_dir: Path) -> list[dict]:
 
 
 def curve(run_dir: Path) -> list[tuple]:
-    keys = ("trainer/step", "train/loss", "train/gradient_norm", "val/loss", "val/accuracy", "test/loss")
+    keys = ("trainer/step", "train/loss", "train/gradient_norm", "val/loss", "val/accuracy")
     return [tuple(row.get(k) for k in keys) for row in metrics(run_dir)]
+
+
+def best_file(run_dir: Path) -> Path:
+    return max((run_dir / "checkpoints").glob("best-*.pt"))
 
 
 def train(arguments: list[str]) -> subprocess.CompletedProcess:
@@ -70,7 +75,7 @@ def test_a_seed_gives_the_same_curve_twice(tiny, tmp_path, name):
         run(config)
         curves.append(curve(config.run_dir))
     assert curves[0] == curves[1]
-    assert len(curves[0]) == 4 + 2 + 1  # logged steps, validations, test
+    assert [line[0] for line in curves[0]] == [5, 10, 15, 20]
 
 
 def test_another_seed_gives_another_curve(tiny, tmp_path):
@@ -93,14 +98,14 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(tiny):
 
 def test_the_test_split_is_read_once_at_the_selected_weights(tiny, monkeypatch):
     calls = []
-    original = Trainer.evaluate
+    original = Trainer.predict
 
     def spy(self: Trainer, split: str) -> object:
-        score = original(self, split)
-        calls.append((split, score))
-        return score
+        predictions = original(self, split)
+        calls.append((split, predictions.score(10)))
+        return predictions
 
-    monkeypatch.setattr(Trainer, "evaluate", spy)
+    monkeypatch.setattr(Trainer, "predict", spy)
     config = compose_run(tiny)
     row = run(config)
     assert [split for split, _ in calls] == ["validation", "validation", "test"]
@@ -108,7 +113,7 @@ def test_the_test_split_is_read_once_at_the_selected_weights(tiny, monkeypatch):
     assert row.validation_accuracy == max(score.accuracy for score in validations.values())
     assert validations[row.selected_step].accuracy == row.validation_accuracy
     # the weights on disk, loaded into a fresh model in another way, give the reported accuracy
-    saved = torch.load(config.run_dir / "checkpoints" / "best.pt", weights_only=True)
+    saved = torch.load(best_file(config.run_dir), weights_only=True)
     assert saved["step"] == row.selected_step
 
 
@@ -197,7 +202,7 @@ def test_a_signal_leaves_an_interrupted_row(tiny, tmp_path, sent):
     arguments = [*tiny, "trainer.steps=100000", "trainer.warmup=5", "trainer.log_every=1"]
     process = subprocess.Popen([sys.executable, "-m", "lra.train", *arguments], cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not any((tmp_path / "runs").glob("*/checkpoints/best.pt")):
+    while not any((tmp_path / "runs").glob("*/checkpoints/best-*.pt")):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.kill(process.pid, sent)

@@ -1,0 +1,238 @@
+"""Killed, interrupted, damaged: a run goes on bit for bit, or says why it cannot."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lra import results
+from lra.checkpoint import Checkpoints
+from lra.config import compose_run
+from lra.errors import UserError
+from lra.evaluation import Predictions
+from lra.resume import main as resume
+from lra.train import run
+from lra.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG = ["trainer.steps=60", "trainer.eval_every=4", "trainer.log_every=1"]
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("perf/")} for row in rows]
+
+
+def best_weights(run_dir: Path) -> dict:
+    return torch.load(max((run_dir / "checkpoints").glob("best-*.pt")), weights_only=True)
+
+
+def same_outcome(one: Path, other: Path) -> None:
+    """Everything but the clock is equal, to the last bit."""
+    assert metrics(one) == metrics(other)
+    first, second = best_weights(one), best_weights(other)
+    assert first["step"] == second["step"]
+    for name, tensor in first["model"].items():
+        assert torch.equal(tensor, second["model"][name]), name
+    rows = [results.load(folder / "result.json") for folder in (one, other)]
+    for key in ("status", "test_accuracy", "validation_accuracy", "selected_step", "steps", "epochs", "test_loss"):
+        assert getattr(rows[0], key) == getattr(rows[1], key), key
+    for key, expected in np.load(one / "predictions.npz").items():
+        assert np.array_equal(expected, np.load(other / "predictions.npz")[key])
+
+
+def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that arrives in the middle of a step."""
+    original = Trainer._step
+
+    def stepping(self: Trainer, number: int, *rest: object) -> tuple[float, float]:
+        if number == step:
+            self.stop.requested = True
+        return original(self, number, *rest)
+
+    monkeypatch.setattr(Trainer, "_step", stepping)
+
+
+@pytest.mark.slow
+def test_twenty_kills_change_nothing(tiny, tmp_path):
+    overrides = [*tiny, "attention=performer", "attention.redraw_interval=7", "trainer.steps=400", *LONG[1:]]
+    whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
+    run(whole)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.lra.kill_loop", "0", "20", *overrides],
+        cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    killed, while_writing = map(int, done.stdout.split())
+    assert killed == 20
+    assert while_writing >= 1
+    run_dir = compose_run(overrides).run_dir
+    steps = [row["trainer/step"] for row in metrics(run_dir)]
+    assert steps == list(range(1, 401))
+    same_outcome(whole.run_dir, run_dir)
+    assert len(list((run_dir / "checkpoints").glob("step-*.pt"))) == 2
+
+
+@pytest.mark.parametrize("name", ["flash", "performer", "rwkv7", "mamba"])
+@pytest.mark.parametrize("step", [7, 12])
+def test_an_interrupted_run_goes_on_bit_for_bit(tiny, tmp_path, monkeypatch, name, step):
+    overrides = [*tiny, f"attention={name}", "trainer.log_every=1", "trainer.eval_every=4"]
+    whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
+    run(whole)
+    config = compose_run(overrides)
+    with monkeypatch.context() as patch:
+        interrupt_at(step, patch)
+        row = run(config)
+    assert (row.status, row.resumable, row.steps) == ("interrupted", True, step)
+    row = run(config)
+    assert row.warnings == [f"resumed at step {step}"]
+    assert not list(Path(config.runs_dir).glob(".replaced/*"))
+    same_outcome(whole.run_dir, config.run_dir)
+
+
+def test_an_interrupted_validation_is_done_again(tiny, tmp_path, monkeypatch):
+    overrides = [*tiny, "trainer.log_every=1", "trainer.eval_every=4"]
+    whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
+    run(whole)
+    config = compose_run(overrides)
+    original = Trainer.predict
+
+    def stopped(self: Trainer, split: str) -> Predictions:
+        if self.step == 8:
+            self.stop.requested = True
+        return original(self, split)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "predict", stopped)
+        assert run(config).status == "interrupted"
+    assert [row["trainer/step"] for row in metrics(config.run_dir)] == list(range(1, 8))
+    run(config)
+    same_outcome(whole.run_dir, config.run_dir)
+
+
+def test_time_and_memory_of_all_parts_are_kept(tiny, monkeypatch):
+    config = compose_run([*tiny, "trainer.eval_every=4"])
+    with monkeypatch.context() as patch:
+        interrupt_at(12, patch)
+        first = run(config)
+    second = run(config)
+    assert second.steps == 20
+    assert second.seconds.compute > first.seconds.compute
+    assert second.seconds.evaluation > first.seconds.evaluation
+
+
+@pytest.fixture
+def interrupted(tiny, monkeypatch):
+    """A run that was stopped at step 12, with checkpoints of steps 8 and 12."""
+    config = compose_run([*tiny, "trainer.eval_every=4"])
+    with monkeypatch.context() as patch:
+        interrupt_at(12, patch)
+        run(config)
+    files = sorted(path.name for path in (config.run_dir / "checkpoints").glob("step-*.pt"))
+    assert files == ["step-00000008.pt", "step-00000012.pt"]
+    return config
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(interrupted, tmp_path):
+    whole = compose_run(
+        [f"task.{k}={getattr(interrupted.task, k)}" for k in ("length", "train_rows", "validation_rows", "test_rows")]
+        + ["trainer=smoke", "trainer.eval_every=4", "model.width=16", "model.ffn_width=16", "tracking=disabled"]
+        + [f"data_dir={interrupted.data_dir}", f"runs_dir={tmp_path / 'whole'}"]
+    )
+    run(whole)
+    newest = interrupted.run_dir / "checkpoints" / "step-00000012.pt"
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    row = run(interrupted)
+    assert row.warnings == ["resumed at step 8"]
+    same_outcome(whole.run_dir, interrupted.run_dir)
+
+
+class Explosion:
+    """Would leave a file behind if it were ever unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.path,)
+
+
+def test_a_checkpoint_with_objects_in_it_is_refused_and_nothing_runs(interrupted, tmp_path):
+    trap = tmp_path / "executed"
+    pickle.loads(pickle.dumps(Explosion(trap)))
+    assert trap.exists()  # the trap works
+    trap.unlink()
+    for path in (interrupted.run_dir / "checkpoints").glob("step-*.pt"):
+        torch.save({**torch.load(path, weights_only=True), "extra": Explosion(trap)}, path)
+    with pytest.raises(UserError, match=r"step-00000012.pt: not a checkpoint .*delete it"):
+        run(interrupted)
+    assert not trap.exists()
+
+
+def test_extra_and_missing_fields_are_named(interrupted):
+    for path in (interrupted.run_dir / "checkpoints").glob("step-*.pt"):
+        state = torch.load(path, weights_only=True)
+        torch.save({**state, "surprise": 1}, path)
+    with pytest.raises(UserError, match="expected a checkpoint of format 1, found surprise; delete it"):
+        run(interrupted)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(interrupted):
+    folder = interrupted.run_dir / "checkpoints"
+    with pytest.raises(UserError, match=r"belongs to a run with other settings .*lra resume .*says which differ"):
+        Checkpoints(folder, "other").latest()
+
+
+def test_resume_refuses_changed_settings_with_their_names(interrupted):
+    run_dir = str(interrupted.run_dir)
+    with pytest.raises(UserError) as caught:
+        resume([run_dir, "trainer.lr=0.5", "model.dropout=0"])
+    assert "model.dropout: 0.1 -> 0.0; trainer.lr: 0.001 -> 0.5: a run cannot change" in str(caught.value)
+    assert "--force" in str(caught.value)
+    assert not list(interrupted.run_dir.parent.glob(".replaced/*"))
+
+
+def test_resume_goes_on_and_knows_what_is_finished(interrupted, capsys):
+    assert resume([str(interrupted.run_dir)]) == 0
+    assert results.load(interrupted.run_dir / "result.json").status in ("ok", "stuck")
+    assert resume([str(interrupted.run_dir)]) == 0
+    assert "finished already" in capsys.readouterr().out
+
+
+def test_a_forced_change_is_a_new_run_that_tells_its_origin(interrupted):
+    before = {path: path.read_bytes() for path in interrupted.run_dir.rglob("*") if path.is_file()}
+    assert resume([str(interrupted.run_dir), "trainer.lr=0.002", "--force"]) == 0
+    assert before == {path: path.read_bytes() for path in interrupted.run_dir.rglob("*") if path.is_file()}
+    (other,) = [p for p in interrupted.run_dir.parent.glob("[!.]*") if p != interrupted.run_dir]
+    row = results.load(other / "result.json")
+    assert row.steps == 20
+    assert f"continued from {interrupted.run_id} at step 12 with trainer.lr: 0.001 -> 0.002" in row.warnings
+
+
+@pytest.mark.parametrize("what", ["nowhere", "renamed", "no checkpoint", "no yaml"])
+def test_resume_names_what_is_wrong_with_a_directory(interrupted, tmp_path, what):
+    folder = interrupted.run_dir
+    if what == "nowhere":
+        folder = tmp_path / "nowhere"
+    elif what == "renamed":
+        folder = folder.rename(folder.with_name("mine"))
+    elif what == "no checkpoint":
+        for path in (folder / "checkpoints").iterdir():
+            path.unlink()
+    else:
+        (folder / "config.yaml").write_text("- 1\n")
+    with pytest.raises(UserError, match=str(folder)):
+        resume([str(folder)])
+
+
+def test_never_starts_anew(interrupted):
+    interrupted.resume = "never"
+    row = run(interrupted)
+    assert row.warnings == []
+    assert list(Path(interrupted.runs_dir).glob(".replaced/*"))
