@@ -26,7 +26,7 @@ from lra.errors import UserError
 from lra.protocol import TrainerConfig
 from lra.regimes import regime_of
 from lra.tasks.base import TaskConfig
-from models.encoder import Encoder, EncoderConfig
+from models.encoder import Encoder, EncoderConfig, matched_ffn_width
 
 ROOT = Path(__file__).resolve().parent.parent
 HYDRA_VERSION_BASE = "1.3"
@@ -113,6 +113,19 @@ class RunConfig:
         del values["trainer"]["log_every"]
         return _hash(values)
 
+    def protocol_fingerprint(self) -> str:
+        """The same without attention and seed: runs that share it may be compared.
+
+        Nor does it hold what the protocol lets every mixer have for itself: a rate chosen among those tried, an
+        FFN width that makes parameters equal.
+        """
+        shared = replace(self, model=replace(self.model), trainer=replace(self.trainer))
+        if shared.trainer.lr_tried:
+            shared.trainer.lr = 0.0
+        if shared.model.match:
+            shared.model.ffn_width = 0
+        return shared.fingerprint(without=("attention", "seed"))
+
     def mixer_fingerprint(self) -> str:
         """Hash of the mixer's options: runs that share it are seeds of one backend."""
         values = {k: v for k, v in asdict(self.attention).items() if not k.endswith("seed")}
@@ -169,6 +182,11 @@ def resolve(config: DictConfig) -> RunConfig:
         has_bf16 = run.device.startswith("cuda") and torch.cuda.is_bf16_supported()
         run.trainer.precision = "bf16" if has_bf16 else "fp32"
     run.validate()
+    if run.model.match:
+        try:
+            run.model.ffn_width = matched_ffn_width(run.model, run.attention)
+        except ValueError as error:
+            raise UserError(str(error)) from None
     return run
 
 

@@ -24,6 +24,7 @@ def learning_rate(config: TrainerConfig, step: int, decay: float) -> float:
     """Rate of the ``step``-th update, counted from 1; ``decay`` as in ``Budget.decay``.
 
     ``cosine``: linear warm-up to ``lr``, then half a cosine to 0 after the last step (Loshchilov & Hutter 2017).
+    ``linear``: linear warm-up, then linearly to 0.
     ``rsqrt``: ``lr * min(1, step / warmup) / sqrt(max(step, warmup))``, the schedule of LRA's released code.
     """
     warm = min(1.0, step / config.warmup) if config.warmup else 1.0
@@ -31,7 +32,7 @@ def learning_rate(config: TrainerConfig, step: int, decay: float) -> float:
         return config.lr * warm / math.sqrt(max(step, config.warmup, 1))
     if step <= config.warmup:
         return config.lr * warm
-    return config.lr * 0.5 * (1 + math.cos(math.pi * decay))
+    return config.lr * (1 - decay if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * decay)))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -1,9 +1,9 @@
 """The training protocol: how long, how large, how fast, and what to do when memory ends."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-SCHEDULES = ("cosine", "rsqrt")
+SCHEDULES = ("cosine", "linear", "rsqrt")
 PRECISIONS = ("auto", "fp32", "bf16")
 BUDGETS = ("epochs", "tokens", "seconds")
 ON_OOM = ("fail", "halve")
@@ -31,8 +31,12 @@ class TrainerConfig:
     accumulation: int = 1
     """Micro-batches per optimiser step; must divide ``batch_size``."""
     lr: float = 1e-3
-    """Peak learning rate (cosine), or the factor of the reciprocal square root (rsqrt)."""
+    """Peak learning rate (cosine, linear), or the factor of the reciprocal square root (rsqrt)."""
     schedule: str = "cosine"
+    """After the warm-up: ``cosine`` or ``linear`` to 0, or ``rsqrt``, the reciprocal square root of the step."""
+    lr_tried: list[float] = field(default_factory=list)
+    """Rates that were compared on validation before ``lr`` was chosen for this mixer: part of the protocol, while
+    the choice is not."""
     warmup: int = 60
     """Steps of linear warm-up."""
     weight_decay: float = 0.01

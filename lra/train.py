@@ -251,7 +251,7 @@ def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
         length=config.task.length,
         regime=config.regime,
         config_hash=config.fingerprint(),
-        protocol_hash=config.fingerprint(without=("attention", "seed")),
+        protocol_hash=config.protocol_fingerprint(),
         attention_hash=config.mixer_fingerprint(),
         protocol=config.trainer.name,
         batch_size=config.trainer.batch_size,

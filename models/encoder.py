@@ -19,6 +19,7 @@ from models.heads import INTERACTIONS
 POOLINGS = ("mean", "cls", "last")
 POSITIONS = ("learned", "sinusoidal", "none")
 BLOCKS = ("uniform", "native")
+WIDTHS = (("ffn_width", 2**18), ("match_ffn_width", 2**18))
 
 
 @dataclass
@@ -39,12 +40,16 @@ class EncoderConfig:
     """``learned`` table, ``sinusoidal`` (LRA) or ``none``."""
     block: str = "uniform"
     """``uniform``: the same FFN after every mixer. ``native``: the mixer's own channel mixer where it has one."""
+    match: str = ""
+    """Name of a mixer: ``ffn_width`` then follows, so that a block has the parameters of one around that mixer."""
+    match_ffn_width: int = 128
+    """FFN width of that other block."""
     interaction: str = "nli"
     """How two documents are compared: ``nli`` by a, b, a * b, a - b (the LRA paper), ``none`` by a and b (its code)."""
 
     def validate(self) -> None:
         """Raise ``ValueError`` naming the key that does not fit."""
-        for key, high in (("num_layers", 1000), ("width", 2**16), ("num_heads", 2**16), ("ffn_width", 2**18)):
+        for key, high in (("num_layers", 1000), ("width", 2**16), ("num_heads", 2**16), *WIDTHS):
             if not 1 <= getattr(self, key) <= high:
                 raise ValueError(f"model.{key}={getattr(self, key)} is out of range; give 1 ... {high}")
         if not 0 <= self.dropout < 1:
@@ -73,6 +78,30 @@ class FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor, key_mask: torch.Tensor | None = None) -> torch.Tensor:
         return self.contract(nn.functional.gelu(self.expand(x)))
+
+
+def matched_ffn_width(config: EncoderConfig, mixer_config: MixerConfig) -> int:
+    """The FFN width with which a block has the parameters of one around ``config.match``, ``config.match_ffn_width``.
+
+    ``ValueError`` if the mixer alone has more.
+    """
+
+    def parameters(mixer: MixerConfig) -> int:
+        built = attention.build(mixer, config.width, layer=0, num_layers=config.num_layers)
+        return sum(p.numel() for p in built.parameters())
+
+    if config.block != "uniform":
+        raise ValueError("model.match needs model.block=uniform: a native channel mixer has a width of its own")
+    reference = attention.load(config.match).Config(name=config.match)
+    # two matrices, the hidden bias; the outer bias is the same for every width
+    per_unit = 2 * config.width + 1
+    width = config.match_ffn_width + round((parameters(reference) - parameters(mixer_config)) / per_unit)
+    if width < 1:
+        raise ValueError(
+            f"model.match={config.match}: {mixer_config.name} alone has more parameters than a block around "
+            f"{config.match} with model.match_ffn_width={config.match_ffn_width}; raise that"
+        )
+    return width
 
 
 class Block(nn.Module):
