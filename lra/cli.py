@@ -12,6 +12,7 @@ usage: lra COMMAND [ARGUMENT ...]
   train   one run:        lra train task=listops attention=performer regime=short seed=0
   resume  go on with a run that did not end:  lra resume RUN_DIR
   sweep   many runs:      lra sweep task=listops attention=flash,performer,rwkv4 seed=0,1,2
+  presets protocols with their sources:  lra presets [NAME] [--cost]
   table   compare runs:   lra table [--format md|csv|latex|html]
   bench   time the ops:   lra bench ops [--lengths 512,2048] [--ops wkv4,...] [--out PREFIX]
   data    prepare data:   lra data list | prepare TASK | verify TASK [task.KEY=VALUE regime=...]
@@ -36,6 +37,12 @@ def _resume(arguments: list[str]) -> int:
 
 def _sweep(arguments: list[str]) -> int:
     from lra.sweep import main
+
+    return main(arguments)
+
+
+def _presets(arguments: list[str]) -> int:
+    from lra.presets import main
 
     return main(arguments)
 
@@ -68,6 +75,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "resume": _resume,
     "sweep": _sweep,
+    "presets": _presets,
     "table": _table,
     "data": _data,
     "bench": _bench,

@@ -12,6 +12,7 @@ from torch import nn
 from tqdm import tqdm
 
 import lra.tasks
+from lra.budget import Budget
 from lra.config import RunConfig
 from lra.errors import UserError
 from lra.meter import Meter
@@ -28,6 +29,7 @@ FORWARD_SHARE = 1 / 3
 class Estimate:
     """Cost of one run."""
 
+    steps: int
     parameters: int
     seconds: float
     peak_bytes: int | None
@@ -66,26 +68,41 @@ def probe(config: RunConfig, *, rows: int, length: int) -> tuple[float, int | No
 
 def estimate(config: RunConfig) -> Estimate:
     """Extrapolate a probe to all steps and validations of a run."""
-    mean, longest, validation_rows = _lengths(config)
+    mean, longest, train_rows, validation_rows = _lengths(config)
     rows = config.trainer.batch_size // config.trainer.accumulation if config.device.startswith("cuda") else 1
     seconds, _, parameters = probe(config, rows=rows, length=mean)
     _, peak, _ = probe(config, rows=1, length=longest)
     per_row = seconds / rows
-    steps, batch = config.trainer.steps, config.trainer.batch_size
+    batch = config.trainer.batch_size
+    steps = _steps(config, train_rows, mean, per_row * batch)
     validations = math.ceil(steps / config.trainer.eval_every)
     total = per_row * (steps * batch + FORWARD_SHARE * validations * validation_rows)
     micro_batch = batch // config.trainer.accumulation
-    return Estimate(parameters, total, None if peak is None else peak * micro_batch)
+    return Estimate(steps, parameters, total, None if peak is None else peak * micro_batch)
 
 
-def _lengths(config: RunConfig) -> tuple[int, int, int]:
-    """Mean and longest training row and the validation rows; before the data is there, the longest possible."""
+def _steps(config: RunConfig, train_rows: int, mean: int, step_seconds: float) -> int:
+    """Optimiser steps that the budget of a run comes to."""
+    trainer = config.trainer
+    if trainer.tokens:
+        steps = trainer.tokens / (mean * trainer.batch_size)
+    elif trainer.seconds:
+        steps = trainer.seconds / step_seconds
+    else:
+        steps = Budget(trainer, train_rows).steps if train_rows else trainer.steps
+    if trainer.time_limit:
+        steps = min(steps, trainer.time_limit / step_seconds)
+    return max(1, math.ceil(steps))
+
+
+def _lengths(config: RunConfig) -> tuple[int, int, int, int]:
+    """Mean and longest training row, training and validation rows; before the data is there, the longest possible."""
     try:
         _, splits = lra.tasks.load(config.task.name).load(config.task, Path(config.data_dir))
     except UserError:
-        return config.task.length, config.task.length, 0
+        return config.task.length, config.task.length, 0, 0
     lengths = splits["train"].lengths
-    return round(float(lengths.mean())), int(lengths.max()), len(splits["validation"])
+    return round(float(lengths.mean())), int(lengths.max()), len(splits["train"]), len(splits["validation"])
 
 
 def describe_cost(configs: list[RunConfig]) -> str:
@@ -101,7 +118,7 @@ def describe_cost(configs: list[RunConfig]) -> str:
         memory = "memory unknown" if cost.peak_bytes is None else _size(cost.peak_bytes)
         lines.append(
             f"  {config.attention.name:<10} {config.task.name}@{config.task.length:<6} seed {config.seed:<3} "
-            f"{config.trainer.steps:>7,} steps x {config.trainer.batch_size} rows  {cost.parameters:>11,} parameters  "
+            f"{cost.steps:>7,} steps x {config.trainer.batch_size} rows  {cost.parameters:>11,} parameters  "
             f"about {_human(cost.seconds):>11}  {memory}"
         )
     head = (

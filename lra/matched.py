@@ -1,4 +1,4 @@
-"""Runs of the ``matched`` protocol: for each mixer the learning rate that validation prefers; see ``scripts/matched``."""
+"""Runs of the ``matched`` protocol, each mixer with the learning rate that validation prefers: ``scripts/matched``."""
 
 import argparse
 import logging

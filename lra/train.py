@@ -59,8 +59,10 @@ def run(config: RunConfig) -> ResultRow:
         with only_process(config), log_file(open_dir(config)):
             log.info("%s", config.run_dir)
             mine.wait()
+            # a checkpoint that cannot be used is refused here, before anything is written
+            this = _Run(config, info, splits, row, mine, stop)
             try:
-                _tracked(_Run(config, info, splits, row, mine, stop))
+                _tracked(this)
             except BaseException as error:
                 if row.finished is None:  # stopped before the training began
                     _finish(row, config.run_dir, error)

@@ -40,6 +40,8 @@ def build_model(
     are intensities that enter as numbers instead of ids.
     """
     encoder = Encoder(config, mixer, vocab_size=vocab_size, length=length, outputs=outputs, pixels=pixels)
+    # the head is the same for every mixer, also where the blocks' FFN makes up for the mixer's parameters
+    hidden = config.match_ffn_width if config.match else config.ffn_width
     if documents == 2:
-        return Classifier(encoder, MatchingHead(config.width, config.ffn_width, num_classes, config.interaction))
-    return Classifier(encoder, ClassificationHead(config.width, config.ffn_width, num_classes))
+        return Classifier(encoder, MatchingHead(config.width, hidden, num_classes, config.interaction))
+    return Classifier(encoder, ClassificationHead(config.width, hidden, num_classes))

@@ -79,7 +79,9 @@ class _WKV4(torch.autograd.Function):
     def backward(
         ctx: torch.autograd.function.FunctionCtx, grad_y: Tensor, grad_num: Tensor, grad_den: Tensor, _: Tensor
     ) -> tuple[Tensor | None, ...]:
-        tensors, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+        # once only: activation checkpointing refuses a second look
+        kept = ctx.saved_tensors
+        tensors, saved = kept[:8], kept[8:]
         grads = (x.contiguous() for x in (grad_y, grad_num, grad_den))
         grad_w, grad_u, *grads = torch.ops.lra_wkv4.backward(*tensors, ctx.reverse, *saved, *grads)
         w, num = tensors[0], tensors[5]
