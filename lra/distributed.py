@@ -3,9 +3,8 @@
 The batch of a step is the same for any number of ranks: it is cut among them, and so are the rows of an evaluation.
 """
 
+import atexit
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -67,17 +66,15 @@ def ranks() -> Ranks:
     return Ranks(*(int(os.environ.get(k, d)) for k, d in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))))
 
 
-@contextmanager
-def process_group(device: str) -> Iterator[Ranks]:
-    """Join the ranks: NCCL between GPUs, gloo between CPU processes."""
+def join(device: str) -> Ranks:
+    """Join the ranks of ``torchrun``, NCCL between GPUs and gloo between CPU processes; alone otherwise.
+
+    Once for all runs of a process: under ``torchrun`` a group cannot be left and founded anew.
+    """
     mine = ranks()
-    if mine.world == 1:
-        yield mine
-        return
-    if device.startswith("cuda"):
-        torch.cuda.set_device(mine.local_rank)
-    distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-    try:
-        yield mine
-    finally:
-        distributed.destroy_process_group()
+    if mine.world > 1 and not distributed.is_initialized():
+        if device.startswith("cuda"):
+            torch.cuda.set_device(mine.local_rank)
+        distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        atexit.register(distributed.destroy_process_group)
+    return mine

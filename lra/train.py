@@ -22,7 +22,7 @@ from lra import results
 from lra.checkpoint import Checkpoints
 from lra.config import COMPOSITION_ERRORS, HYDRA_VERSION_BASE, RunConfig, conf_dir, describe, register, resolve
 from lra.data.arrays import Split
-from lra.distributed import Ranks, process_group, ranks
+from lra.distributed import Ranks, join, ranks
 from lra.environment import device_name, environment, git_state
 from lra.errors import UserError
 from lra.evaluation import Score, save_predictions
@@ -51,7 +51,8 @@ def run(config: RunConfig) -> ResultRow:
     info, splits = lra.tasks.load(config.task.name).load(config.task, Path(config.data_dir))
     _check_ranks(config)
     row = new_row(config, info)
-    with process_group(config.device) as mine, Stop().listening() as stop:
+    mine = join(config.device)
+    with Stop().listening() as stop:
         if not mine.first:
             mine.wait()  # until the first rank has the directory ready
             _Run(config, info, splits, row, mine, stop).train_and_test(NoTracker())
