@@ -93,7 +93,7 @@ class PreparedTask(ABC):
         """The options that decide which rows there are, in the order in which they name the folder."""
         return {f.name: getattr(config, f.name) for f in fields(config) if f.name != "name"}
 
-    @classmethod
+    @classmethod  # noqa: B027  most tasks have nothing to download
     def fetch(cls, config: TaskConfig, data_dir: Path) -> None:
         """Bring the source to this machine where it must come from elsewhere; ``build`` finds it there."""
 
