@@ -44,12 +44,13 @@ def find(data_dir: Path, name: str | None = None) -> Path | None:
     return next((path for path in (Path(data_dir) / archive for archive in ARCHIVES) if path.is_file()), None)
 
 
-def folder(source: str | Path, name: str, data_dir: Path) -> Path:
+def folder(source: str | Path, name: str, data_dir: Path, *, unpack: bool = True) -> Path:
     """The folder ``name`` (``listops-1000``, ``tsv_data``, ``pathfinder32``, ...) of a release.
 
     ``source`` is ``release`` for what ``find`` finds, a release's folder at any of its levels, that task's folder
-    itself, or the archive; of an archive the folder is unpacked below ``data_dir``, once. ``UserError`` if it has no
-    such folder or is cut short. A folder that holds no release is taken to be the task's: its reader checks the files.
+    itself, or the archive; of an archive the folder is unpacked below ``data_dir``, once, and without ``unpack`` only
+    looked for there. ``UserError`` if it has no such folder or is cut short. A folder that holds no release is taken
+    to be the task's: its reader checks the files.
     """
     if source == "release":
         source = find(data_dir, name) or find(data_dir)
@@ -61,7 +62,7 @@ def folder(source: str | Path, name: str, data_dir: Path) -> Path:
             )
     source = Path(source)
     if source.is_file():
-        return _unpacked(source, name, Path(data_dir))
+        return _unpacked(source, name, Path(data_dir), unpack)
     if not source.is_dir():
         raise UserError(f"task.source={source}: expected a folder or {ARCHIVES[0]}, found neither; correct the path")
     if found := _inside(source, name):
@@ -80,13 +81,15 @@ def _inside(source: Path, name: str) -> Path | None:
     return next((level for level in levels if level.is_dir()), None)
 
 
-def _unpacked(archive: Path, name: str, data_dir: Path) -> Path:
-    """Folder ``name`` of ``archive`` below ``data_dir``, unpacked if it is not there yet."""
+def _unpacked(archive: Path, name: str, data_dir: Path, unpack: bool) -> Path:
+    """Folder ``name`` of ``archive`` below ``data_dir``."""
     state = archive.stat()
     key = hashlib.sha256(f"{archive.absolute()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:8]
     target = data_dir / UNPACKED / f"{archive.name.partition('.')[0]}-{key}" / name
     if target.is_dir():
         return target
+    if not unpack:
+        raise UserError(f"{archive}: {name} is not unpacked in {target}; prepare the task's data, which does it")
     with arrays.exclusive(target):
         # another process may have done it meanwhile
         if not target.is_dir():

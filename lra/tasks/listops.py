@@ -131,6 +131,12 @@ class ListOps(PreparedTask):
         return VOCAB_SIZE if config.fidelity == "lra" else S4_VOCAB_SIZE
 
     @classmethod
+    def fetch(cls, config: Config, data_dir: Path) -> None:
+        """Unpack the release's archive if that is the source."""
+        if config.source != "generated":
+            release.folder(config.source, FOLDER, data_dir)
+
+    @classmethod
     def source_files(cls, config: Config, data_dir: Path) -> dict[str, Path]:
         """LRA's three files."""
         if config.source == "generated":
@@ -205,7 +211,7 @@ def _append(config: Config, writer: Writer, split: str, rows: Rows) -> None:
 
 
 def _paths(config: Config, data_dir: Path) -> dict[str, Path]:
-    return listops_source.paths(release.folder(config.source, FOLDER, data_dir))
+    return listops_source.paths(release.folder(config.source, FOLDER, data_dir, unpack=False))
 
 
 def _counts(config: Config) -> dict[str, int]:

@@ -69,6 +69,11 @@ class Retrieval(PreparedTask):
         return Bytes.VOCAB_SIZE if config.fidelity == "lra" else _tokens(config, details).vocab_size
 
     @classmethod
+    def fetch(cls, config: Config, data_dir: Path) -> None:
+        """Unpack the release's archive if that is the source."""
+        release.folder(config.source, FOLDER, data_dir)
+
+    @classmethod
     def source_files(cls, config: Config, data_dir: Path) -> dict[str, Path]:
         """LRA's three files, and the papers if they hold ids only."""
         source = _source(config, data_dir)
@@ -121,7 +126,8 @@ class Retrieval(PreparedTask):
 
 
 def _source(config: Config, data_dir: Path) -> Source:
-    return retrieval_source.open_source(release.folder(config.source, FOLDER, data_dir), Path(data_dir))
+    folder = release.folder(config.source, FOLDER, data_dir, unpack=False)
+    return retrieval_source.open_source(folder, Path(data_dir))
 
 
 def _asked(config: Config, split: str) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,10 @@ def test_rows_of_the_release(with_release, tmp_path, form):
     assert set(details["source_files"]) == {"basic_train.tsv", "basic_val.tsv", "basic_test.tsv"}
     assert "2 labels recomputed and equal" in ListOps.verify(config, data)[1]
     assert ListOps.prepare(config, data, ignore) == folder
+    # what was unpacked may go, and is not unpacked again only to be compared
+    shutil.rmtree(data / "unpacked", ignore_errors=True)
+    assert ListOps.prepare(config, data, ignore) == folder
+    assert not (data / "unpacked").exists()
 
 
 def test_the_release_can_be_named_by_its_place(with_release, tmp_path):
