@@ -7,6 +7,9 @@
 //   gv_i = e^{k_i} (R_i + e^u r_i)               gu = e^u sum_i e^{k_i} (r_i v_i - q_i)
 //   gk_i = v_i gv_i - e^{k_i} (Q_i + e^u q_i)    gw = sum_i e^{k_i} (v_i dR_i/dw - dQ_i/dw)
 //
+// Bidirectional, A_t and D_t also sum over i > t, with e^{(i-t-1)w + k_i} (Bi-WKV: Duan et al. 2024, eq. 3), and R_i
+// and Q_i over t < i: the gradients are linear in them, so that a pass in each direction adds its part.
+//
 // Sums are kept as x 2^exponent: changing the exponent is exact, so that no error piles up over a long sequence.
 // Rows go in tiles. Where the keys of a tile and the sums before it lie close enough (nearly always), one exponent a
 // channel serves the whole tile, and a row costs one exponential and no logarithm in either pass; otherwise every row
@@ -28,6 +31,7 @@
 #include <vector>
 
 #include "wkv4_backward.h"
+#include "wkv4_both.h"
 #include "wkv4_forward.h"
 
 namespace {
@@ -135,7 +139,7 @@ struct Gradients {
 template <typename T, int LANES>
 void run_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
   over_groups(in, LANES, [&](int64_t b, int64_t first, int64_t last) {
-    std::vector<Backward<T, LANES>> blocks;
+    std::vector<Backward<T, T, LANES>> blocks;
     for (int64_t block = first; block < last; block++) {
       const int64_t channel = block * LANES, at = b * in.width() + channel;
       const auto read = [&](const at::Tensor& x) { return rows<const T>(x, b, channel, in.reverse); };
@@ -153,13 +157,67 @@ void run_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
     }
     for (int64_t block = first; block < last; block++) {
       const int64_t at = b * in.width() + block * LANES;
-      Backward<T, LANES>& done = blocks[block - first];
+      Backward<T, T, LANES>& done = blocks[block - first];
       if (in.num) {
         done.finish(in.num->data_ptr<float>() + at, in.den->data_ptr<float>() + at, in.max->data_ptr<float>() + at,
                     grad.num.data_ptr<float>() + at, grad.den.data_ptr<float>() + at);
       }
       std::copy_n(done.grad_w, done.channels.count, grad.w.data_ptr<double>() + at);
       std::copy_n(done.grad_u, done.channels.count, grad.u.data_ptr<double>() + at);
+    }
+  });
+}
+
+// Bidirectional: two sweeps forward, and two backward passes of which the second sees the rows in reverse.
+template <typename T, int LANES>
+void run_both(const Inputs& in, const at::Tensor& y, const at::Tensor& saved, const Tiles& tiles) {
+  over_groups(in, LANES, [&](int64_t b, int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; block++) {
+      const int64_t channel = block * LANES;
+      Both<T, LANES, kTile> both{channels_at<LANES>(in, channel),
+                                 rows<const T>(in.k, b, channel, false),
+                                 rows<const T>(in.v, b, channel, false),
+                                 rows<T>(y, b, channel, false),
+                                 saved.numel() ? rows<float>(saved, b, channel, false) : Rows<float>{nullptr, 0},
+                                 in.mask_rows(b),
+                                 std::vector<Sums<LANES, 2>>(in.tiles())};
+      for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
+        both.note(tile * kTile, std::min((tile + 1) * kTile, in.length()));
+      }
+      for (int64_t tile = 0; tile < in.tiles(); tile++) {
+        both.tile(tile * kTile, std::min((tile + 1) * kTile, in.length()), tiles(b, tile, block, LANES));
+      }
+    }
+  });
+}
+
+template <typename T, int LANES>
+void run_both_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
+  // the same rows must make up a tile in either direction: counted from the end, the first ones may not exist
+  const int64_t slots = in.tiles() * kTile, absent = slots - in.length();
+  over_groups(in, LANES, [&](int64_t b, int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; block++) {
+      const int64_t channel = block * LANES, at = b * in.width() + channel;
+      const auto read = [&](const at::Tensor& x) { return rows<const T>(x, b, channel, false); };
+      const auto write = [&](const at::Tensor& x) { return rows<float>(x, b, channel, false); };
+      Backward<T, float, LANES> later{channels_at<LANES>(in, channel), read(in.k), read(in.v), read(grad.y),
+                                      read(grad.grad_y), rows<const float>(grad.saved, b, channel, false),
+                                      in.mask_rows(b), write(grad.k), write(grad.v)};
+      for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
+        later.tile(tile * kTile, std::min((tile + 1) * kTile, in.length()), tiles(b, tile, block, LANES));
+      }
+      const auto turned = [&](auto from) { return from.reversed(slots - 1); };
+      Backward<T, float, LANES> earlier{later.channels, turned(later.k), turned(later.v), turned(later.y),
+                                        turned(later.grad_y), turned(later.saved), turned(later.mask),
+                                        turned(later.grad_k), turned(later.grad_v), true};
+      for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
+        earlier.tile(std::max(tile * kTile, absent), (tile + 1) * kTile,
+                     tiles(b, in.tiles() - 1 - tile, block, LANES));
+      }
+      for (int c = 0; c < later.channels.count; c++) {
+        grad.w.data_ptr<double>()[at + c] = later.grad_w[c] + earlier.grad_w[c];
+        grad.u.data_ptr<double>()[at + c] = later.grad_u[c];
+      }
     }
   });
 }
@@ -183,6 +241,20 @@ void for_type(const Inputs& in, const Run& run) {
   }
 }
 
+// y, and what the backward pass takes, which is empty where no gradient is wanted.
+struct Outputs {
+  at::Tensor y, saved, exponents, even;
+};
+
+Outputs outputs(const Inputs& in, bool save) {
+  const int64_t lanes = lanes_for(in.width()), blocks = (in.width() + lanes - 1) / lanes;
+  const int64_t tiles = save ? in.tiles() : 0;
+  const auto options = in.k.options();
+  return {at::empty(in.k.sizes(), options), at::empty(save ? in.k.sizes() : at::IntArrayRef{0}, options.dtype(at::kFloat)),
+          at::empty({in.batch(), tiles, in.width()}, options.dtype(at::kInt)),
+          at::empty({in.batch(), tiles, blocks}, options.dtype(at::kByte))};
+}
+
 using Forwards = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 Forwards forward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k, const at::Tensor& v,
@@ -190,18 +262,14 @@ Forwards forward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k, 
                  bool save) {
   const Inputs in{w, u, k, v, mask, num, den, max, reverse};
   const auto wide = k.options().dtype(at::kFloat);
-  const int64_t lanes = lanes_for(in.width()), blocks = (in.width() + lanes - 1) / lanes;
-  const at::Tensor y = at::empty(k.sizes(), k.options());
-  const at::Tensor saved = save ? at::empty(k.sizes(), wide) : at::empty({0}, wide);
-  const int64_t tiles = save ? in.tiles() : 0;
-  const at::Tensor exponents = at::empty({in.batch(), tiles, in.width()}, k.options().dtype(at::kInt));
-  const at::Tensor even = at::empty({in.batch(), tiles, blocks}, k.options().dtype(at::kByte));
+  const Outputs out = outputs(in, save);
   const at::Tensor end_num = at::empty({in.batch(), in.width()}, wide), end_den = at::empty_like(end_num),
                    end_max = at::empty_like(end_num);
   for_type(in, [&](auto zero, auto width) {
-    run_forward<decltype(zero), decltype(width)::value>(in, y, saved, {exponents, even}, end_num, end_den, end_max);
+    run_forward<decltype(zero), decltype(width)::value>(in, out.y, out.saved, {out.exponents, out.even}, end_num,
+                                                         end_den, end_max);
   });
-  return {y, end_num, end_den, end_max, saved, exponents, even};
+  return {out.y, end_num, end_den, end_max, out.saved, out.exponents, out.even};
 }
 
 using Backwards = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -225,6 +293,37 @@ Backwards backward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k
   return {grad_w, grad_u, grad_k, grad_v, grad_num, grad_den};
 }
 
+using BothForwards = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+BothForwards both_forward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k, const at::Tensor& v,
+                          const Optional& mask, bool save) {
+  const Optional none;
+  const Inputs in{w, u, k, v, mask, none, none, none, false};
+  const Outputs out = outputs(in, save);
+  for_type(in, [&](auto zero, auto width) {
+    run_both<decltype(zero), decltype(width)::value>(in, out.y, out.saved, {out.exponents, out.even});
+  });
+  return {out.y, out.saved, out.exponents, out.even};
+}
+
+BothForwards both_backward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k, const at::Tensor& v,
+                           const Optional& mask, const at::Tensor& y, const at::Tensor& saved,
+                           const at::Tensor& exponents, const at::Tensor& even, const at::Tensor& grad_y) {
+  const Optional none;
+  const at::Tensor no_state;
+  const Inputs in{w, u, k, v, mask, none, none, none, false};
+  // two passes add up: in fp32, whatever k is
+  const at::Tensor grad_k = at::empty(k.sizes(), w.options()), grad_v = at::empty_like(grad_k);
+  const at::Tensor grad_w = at::empty({in.batch(), in.width()}, w.options().dtype(at::kDouble)),
+                   grad_u = at::empty_like(grad_w);
+  const Gradients grad{y,      saved,  no_state, grad_y, no_state, no_state,
+                       grad_w, grad_u, grad_k,   grad_v, no_state, no_state};
+  for_type(in, [&](auto zero, auto width) {
+    run_both_backward<decltype(zero), decltype(width)::value>(in, {exponents, even}, grad);
+  });
+  return {grad_w, grad_u, grad_k, grad_v};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(lra_wkv4, m) {
@@ -235,9 +334,17 @@ TORCH_LIBRARY(lra_wkv4, m) {
       "backward(Tensor w, Tensor u, Tensor k, Tensor v, Tensor? mask, Tensor? num, Tensor? den, Tensor? max, "
       "bool reverse, Tensor y, Tensor end_max, Tensor saved, Tensor exponents, Tensor even, Tensor grad_y, "
       "Tensor grad_end_num, Tensor grad_end_den) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "both_forward(Tensor w, Tensor u, Tensor k, Tensor v, Tensor? mask, bool save) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "both_backward(Tensor w, Tensor u, Tensor k, Tensor v, Tensor? mask, Tensor y, Tensor saved, Tensor exponents, "
+      "Tensor even, Tensor grad_y) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(lra_wkv4, CPU, m) {
   m.impl("forward", &forward);
   m.impl("backward", &backward);
+  m.impl("both_forward", &both_forward);
+  m.impl("both_backward", &both_backward);
 }
