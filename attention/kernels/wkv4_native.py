@@ -69,6 +69,7 @@ class _WKV4(torch.autograd.Function):
         save = any(ctx.needs_input_grad)
         y, end_num, end_den, end_peak, *saved = torch.ops.lra_wkv4.forward(*tensors, reverse, save)
         ctx.mark_non_differentiable(end_peak)
+        ctx.set_materialize_grads(False)
         if save:
             ctx.save_for_backward(*tensors, y, end_peak, *saved)
             ctx.reverse, ctx.parameters = reverse, (time_decay.dtype, u.dtype)
@@ -77,10 +78,17 @@ class _WKV4(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad_y: Tensor, grad_num: Tensor, grad_den: Tensor, _: Tensor
+        ctx: torch.autograd.function.FunctionCtx,
+        grad_y: Tensor | None,
+        grad_num: Tensor | None,
+        grad_den: Tensor | None,
+        _: None,
     ) -> tuple[Tensor | None, ...]:
         tensors, saved = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
-        grads = (x.contiguous() for x in (grad_y, grad_num, grad_den))
+        y, end_peak = saved[:2]
+        grads = [torch.zeros_like(y) if grad_y is None else grad_y.contiguous(), None, None]
+        if grad_num is not None or grad_den is not None:
+            grads[1:] = (torch.zeros_like(end_peak) if x is None else x.contiguous() for x in (grad_num, grad_den))
         grad_w, grad_u, *grads = torch.ops.lra_wkv4.backward(*tensors, ctx.reverse, *saved, *grads)
         w, num = tensors[0], tensors[5]
         if num is None:

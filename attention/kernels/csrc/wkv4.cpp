@@ -39,6 +39,7 @@ namespace {
 constexpr int kTile = 16;             // rows that share an exponent
 constexpr int kGroup = 4;             // most channel blocks a thread takes through a tile together
 constexpr int64_t kGrain = 1 << 15;   // elements below which a second thread does not pay
+constexpr int64_t kPast = 1 << 20;    // elements a tensor from which results leave the caches before they are read
 
 using Optional = std::optional<at::Tensor>;
 
@@ -51,6 +52,7 @@ struct Inputs {
   int64_t batch() const { return k.size(0); }
   int64_t length() const { return k.size(1); }
   int64_t width() const { return k.size(2); }
+  bool past_caches() const { return k.numel() >= kPast; }
   int64_t tiles() const { return (length() + kTile - 1) / kTile; }
 
   Rows<const bool> mask_rows(int64_t b) const {
@@ -91,6 +93,7 @@ void over_groups(const Inputs& in, int lanes, const Run& run) {
       const int64_t first = task % groups * best;
       run(task / groups, first, std::min(first + best, blocks));
     }
+    finish_writes();
   });
 }
 
@@ -111,6 +114,7 @@ void run_forward(const Inputs& in, const at::Tensor& y, const at::Tensor& saved,
                         rows<const T>(in.v, b, channel, in.reverse), rows<T>(y, b, channel, in.reverse),
                         saved.numel() ? rows<float>(saved, b, channel, in.reverse) : Rows<float>{nullptr, 0},
                         in.mask_rows(b)});
+      if (in.past_caches()) blocks.back().write_past_caches();
       if (in.num) {
         blocks.back().start(in.num->data_ptr<float>() + at, in.den->data_ptr<float>() + at,
                             in.max->data_ptr<float>() + at);
@@ -132,7 +136,8 @@ void run_forward(const Inputs& in, const at::Tensor& y, const at::Tensor& saved,
 
 // What the backward pass reads and writes beyond its inputs.
 struct Gradients {
-  const at::Tensor &y, &saved, &end_max, &grad_y, &grad_end_num, &grad_end_den;
+  const at::Tensor &y, &saved, &end_max, &grad_y;
+  const Optional &grad_end_num, &grad_end_den;  // both or none
   const at::Tensor &w, &u, &k, &v, &num, &den;  // w, u: (B, C) in fp64, to be summed over B
 };
 
@@ -146,8 +151,11 @@ void run_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
       blocks.push_back({channels_at<LANES>(in, channel), read(in.k), read(in.v), read(grad.y), read(grad.grad_y),
                         rows<const float>(grad.saved, b, channel, in.reverse), in.mask_rows(b),
                         rows<T>(grad.k, b, channel, in.reverse), rows<T>(grad.v, b, channel, in.reverse)});
-      blocks.back().start(grad.grad_end_num.data_ptr<float>() + at, grad.grad_end_den.data_ptr<float>() + at,
-                          grad.end_max.data_ptr<float>() + at);
+      if (in.past_caches()) blocks.back().write_past_caches();
+      if (grad.grad_end_num) {
+        blocks.back().start(grad.grad_end_num->data_ptr<float>() + at, grad.grad_end_den->data_ptr<float>() + at,
+                            grad.end_max.data_ptr<float>() + at);
+      }
     }
     for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
       const int64_t begin = tile * kTile, end = std::min(begin + kTile, in.length());
@@ -278,7 +286,7 @@ Backwards backward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k
                    const Optional& mask, const Optional& num, const Optional& den, const Optional& max, bool reverse,
                    const at::Tensor& y, const at::Tensor& end_max, const at::Tensor& saved,
                    const at::Tensor& exponents, const at::Tensor& even, const at::Tensor& grad_y,
-                   const at::Tensor& grad_end_num, const at::Tensor& grad_end_den) {
+                   const Optional& grad_end_num, const Optional& grad_end_den) {
   const Inputs in{w, u, k, v, mask, num, den, max, reverse};
   const auto wide = w.options();
   const at::Tensor grad_k = at::empty(k.sizes(), k.options()), grad_v = at::empty(k.sizes(), k.options());
@@ -316,8 +324,7 @@ BothForwards both_backward(const at::Tensor& w, const at::Tensor& u, const at::T
   const at::Tensor grad_k = at::empty(k.sizes(), w.options()), grad_v = at::empty_like(grad_k);
   const at::Tensor grad_w = at::empty({in.batch(), in.width()}, w.options().dtype(at::kDouble)),
                    grad_u = at::empty_like(grad_w);
-  const Gradients grad{y,      saved,  no_state, grad_y, no_state, no_state,
-                       grad_w, grad_u, grad_k,   grad_v, no_state, no_state};
+  const Gradients grad{y, saved, no_state, grad_y, none, none, grad_w, grad_u, grad_k, grad_v, no_state, no_state};
   for_type(in, [&](auto zero, auto width) {
     run_both_backward<decltype(zero), decltype(width)::value>(in, {exponents, even}, grad);
   });
@@ -333,7 +340,7 @@ TORCH_LIBRARY(lra_wkv4, m) {
   m.def(
       "backward(Tensor w, Tensor u, Tensor k, Tensor v, Tensor? mask, Tensor? num, Tensor? den, Tensor? max, "
       "bool reverse, Tensor y, Tensor end_max, Tensor saved, Tensor exponents, Tensor even, Tensor grad_y, "
-      "Tensor grad_end_num, Tensor grad_end_den) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? grad_end_num, Tensor? grad_end_den) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "both_forward(Tensor w, Tensor u, Tensor k, Tensor v, Tensor? mask, bool save) "
       "-> (Tensor, Tensor, Tensor, Tensor)");

@@ -62,12 +62,14 @@ struct Backward {
     prefetch<LANES, 0>(y, t);
     prefetch<LANES, 0>(grad_y, t);
     prefetch<LANES, 0>(saved, t);
+    if (grad_k_buffer.past_caches) return;
     prefetch<LANES, 1>(grad_k, t);
     prefetch<LANES, 1>(grad_v, t);
   }
 
+  // inlined by force: gcc vectorises no copy of it that stands alone
   template <bool AGAIN>
-  void even_row(int64_t t, const uint32_t* __restrict bias) {
+  [[gnu::always_inline]] void even_row(int64_t t, const uint32_t* __restrict bias) {
     const int count = channels.count;
     fetch(std::max<int64_t>(t - kAhead, 0));
     const float* __restrict key = k_buffer.read(k[t], count);
@@ -135,6 +137,8 @@ struct Backward {
       sums.exponent[c] = next;
     }
   }
+
+  void write_past_caches() { grad_k_buffer.past_caches = grad_v_buffer.past_caches = true; }
 
   // The end state is one more query after the last row.
   void start(const float* grad_num, const float* grad_den, const float* end_max) {

@@ -53,8 +53,10 @@ struct Forward {
     for (int64_t t = begin; t < end; t++) {
       if (hidden(t)) continue;
       prefetch<LANES, 0>(v, t);
-      prefetch<LANES, 1>(y, t);
-      if (saved.first) prefetch<LANES, 1>(saved, t);
+      if (!y_buffer.past_caches) {
+        prefetch<LANES, 1>(y, t);
+        if (saved.first) prefetch<LANES, 1>(saved, t);
+      }
       keys.add(k_buffer.read(k[t], channels.count));
     }
     if (!keys.any) return false;
@@ -111,6 +113,8 @@ struct Forward {
     for (int c = 0; c < channels.count; c++) y[t][c] = static_cast<T>(y_buffer.values[c]);
     if (saved.first) std::copy_n(saved_buffer.values, channels.count, saved[t]);
   }
+
+  void write_past_caches() { y_buffer.past_caches = saved_buffer.past_caches = true; }
 
   // The sums as callers see them: num e^max and den e^max with a whole number max, den near 1.
   void start(const float* num, const float* den, const float* max) {

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 
 #include <type_traits>
 
@@ -37,12 +40,32 @@ Rows<T> rows(const at::Tensor& x, int64_t batch, int64_t channel, bool reverse) 
   return reverse ? all.reversed(length - 1) : all;
 }
 
+// Writes past the caches, where the machine and the alignment allow it: no line is read only to be overwritten.
+template <int LANES>
+inline void write_past_caches(float* to, const float* from) {
+#ifdef __AVX__
+  if (reinterpret_cast<uintptr_t>(to) % 32 == 0) {
+    for (int c = 0; c < LANES; c += 8) _mm256_stream_ps(to + c, _mm256_load_ps(from + c));
+    return;
+  }
+#endif
+  std::copy_n(from, LANES, to);
+}
+
+// Makes such writes visible to other threads.
+inline void finish_writes() {
+#ifdef __AVX__
+  _mm_sfence();
+#endif
+}
+
 // Up to LANES channels of a row as fp32: in place where they are that already, otherwise in a buffer.
 template <typename T, int LANES>
 struct Buffer {
   alignas(64) float values[LANES] = {};
+  bool past_caches = false;
 
-  static bool in_place(int count) { return std::is_same_v<T, float> && count == LANES; }
+  bool in_place(int count) const { return std::is_same_v<T, float> && count == LANES && !past_caches; }
 
   const float* read(const T* from, int count) {
     if constexpr (std::is_same_v<T, float>) {
@@ -59,13 +82,16 @@ struct Buffer {
 
   float* target(T* to, int count) {
     if constexpr (std::is_same_v<T, float>) {
-      if (count == LANES) return to;
+      if (in_place(count)) return to;
     }
     return values;
   }
 
   void write(T* to, int count) const {
     if (in_place(count)) return;
+    if constexpr (std::is_same_v<T, float>) {
+      if (count == LANES) return write_past_caches<LANES>(to, values);
+    }
     if (count == LANES) {
 #pragma omp simd
       for (int c = 0; c < LANES; c++) to[c] = static_cast<T>(values[c]);
