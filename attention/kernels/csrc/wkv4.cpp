@@ -257,8 +257,8 @@ struct Outputs {
 Outputs outputs(const Inputs& in, bool save) {
   const int64_t lanes = lanes_for(in.width()), blocks = (in.width() + lanes - 1) / lanes;
   const int64_t tiles = save ? in.tiles() : 0;
-  const auto options = in.k.options();
-  return {at::empty(in.k.sizes(), options), at::empty(save ? in.k.sizes() : at::IntArrayRef{0}, options.dtype(at::kFloat)),
+  const auto options = in.k.options(), wide = options.dtype(at::kFloat);
+  return {at::empty(in.k.sizes(), options), save ? at::empty(in.k.sizes(), wide) : at::empty({0}, wide),
           at::empty({in.batch(), tiles, in.width()}, options.dtype(at::kInt)),
           at::empty({in.batch(), tiles, blocks}, options.dtype(at::kByte))};
 }
