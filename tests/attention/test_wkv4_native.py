@@ -72,6 +72,19 @@ def test_bitwise_the_same_again_and_with_two_threads(bidirectional):
     assert all(torch.equal(*pair) for again in found[1:] for pair in zip(found[0], again))
 
 
+@pytest.mark.parametrize(("length", "channels"), [(4097, 128), (2622, 200)])
+def test_results_that_go_past_the_caches(length, channels):
+    decay, u, k, v = random_inputs(2, length, channels)
+    gy = torch.randn(2, length, channels, generator=torch.Generator().manual_seed(2))
+    assert k.numel() >= 2**20 > k[0].numel()  # kPast of wkv4.cpp: a row alone goes through them
+    y, grads = gradients((decay, u, k, v), gy, kernel="cpp")
+    for row in (slice(0, 1), slice(1, 2)):
+        alone, alone_grads = gradients((decay, u, k[row], v[row]), gy[row], kernel="cpp")
+        assert torch.equal(y[row], alone)
+        assert torch.equal(grads[2][row], alone_grads[2])
+        assert torch.equal(grads[3][row], alone_grads[3])
+
+
 def definition_gradients(inputs, gy, mask):
     """By autograd in float64; no gradient comes from masked queries."""
     leaves = [x.double().requires_grad_() for x in inputs]
