@@ -19,10 +19,8 @@ def missing() -> str | None:
     return native.missing("wkv4")
 
 
-def refuses(time_decay: Tensor, u: Tensor, k: Tensor, v: Tensor, *, bidirectional: bool, **_: object) -> str | None:
+def refuses(time_decay: Tensor, u: Tensor, k: Tensor, v: Tensor, **_: object) -> str | None:
     """Why the kernel cannot take these arguments, or None."""
-    if bidirectional:
-        return "it scans in one direction; use bidirectional=False, with reverse=True for the other one"
     for name, x in (("k", k), ("v", v)):
         if x.dtype not in DTYPES:
             return f"it takes fp32, bf16 or fp16 and {name} is {x.dtype}"
@@ -41,8 +39,10 @@ def run(
     state: State | None,
     reverse: bool,
     bidirectional: bool = False,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, State | None]:
     """WKV-4; arguments and result as in ``attention.kernels.wkv4``."""
+    if bidirectional:
+        return _Both.apply(time_decay, u, k, v, key_mask), None
     num, den, peak = (None, None, None) if state is None else (part.float() for part in state)
     y, *end = _WKV4.apply(time_decay, u, k, v, num, den, peak, key_mask, reverse)
     return y, tuple(end)
@@ -69,6 +69,7 @@ class _WKV4(torch.autograd.Function):
         save = any(ctx.needs_input_grad)
         y, end_num, end_den, end_peak, *saved = torch.ops.lra_wkv4.forward(*tensors, reverse, save)
         ctx.mark_non_differentiable(end_peak)
+        ctx.set_materialize_grads(False)
         if save:
             ctx.save_for_backward(*tensors, y, end_peak, *saved)
             ctx.reverse, ctx.parameters = reverse, (time_decay.dtype, u.dtype)
@@ -77,12 +78,19 @@ class _WKV4(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad_y: Tensor, grad_num: Tensor, grad_den: Tensor, _: Tensor
+        ctx: torch.autograd.function.FunctionCtx,
+        grad_y: Tensor | None,
+        grad_num: Tensor | None,
+        grad_den: Tensor | None,
+        _: None,
     ) -> tuple[Tensor | None, ...]:
         # once only: activation checkpointing refuses a second look
         kept = ctx.saved_tensors
         tensors, saved = kept[:8], kept[8:]
-        grads = (x.contiguous() for x in (grad_y, grad_num, grad_den))
+        y, end_peak = saved[:2]
+        grads = [torch.zeros_like(y) if grad_y is None else grad_y.contiguous(), None, None]
+        if grad_num is not None or grad_den is not None:
+            grads[1:] = (torch.zeros_like(end_peak) if x is None else x.contiguous() for x in (grad_num, grad_den))
         grad_w, grad_u, *grads = torch.ops.lra_wkv4.backward(*tensors, ctx.reverse, *saved, *grads)
         w, num = tensors[0], tensors[5]
         if num is None:
@@ -90,3 +98,35 @@ class _WKV4(torch.autograd.Function):
         decay_dtype, bonus_dtype = ctx.parameters
         grad_decay = (grad_w.sum(0) * w).to(decay_dtype)
         return grad_decay, grad_u.sum(0).to(bonus_dtype), *grads, None, None, None
+
+
+class _Both(torch.autograd.Function):
+    """``(time_decay, u, k, v) -> y``, both directions at once."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        time_decay: Tensor,
+        u: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+    ) -> Tensor:
+        w = -time_decay.float().exp()
+        tensors = [x if x is None else x.contiguous() for x in (w, u.float(), k, v, key_mask)]
+        save = any(ctx.needs_input_grad)
+        y, *saved = torch.ops.lra_wkv4.both_forward(*tensors, save)
+        if save:
+            ctx.save_for_backward(*tensors, y, *saved)
+            ctx.parameters = time_decay.dtype, u.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        w, _, k, *_ = ctx.saved_tensors
+        grads = torch.ops.lra_wkv4.both_backward(*ctx.saved_tensors, grad_y.contiguous())
+        grad_w, grad_u, grad_k, grad_v = grads
+        decay_dtype, bonus_dtype = ctx.parameters
+        grad_decay = (grad_w.sum(0) * w).to(decay_dtype)
+        return grad_decay, grad_u.sum(0).to(bonus_dtype), grad_k.to(k.dtype), grad_v.to(k.dtype), None

@@ -11,19 +11,31 @@ from typing import Any
 
 import numpy as np
 
-from lra.data import arrays
+from lra.data import arrays, release
 from lra.data.arrays import Split, Writer
 from lra.errors import UserError
 from lra.tasks import listops_source
 from lra.tasks.base import TaskConfig
-from lra.tasks.listops_expressions import MAX_ARGS, VOCAB_SIZE, decode, evaluate, tokenise
+from lra.tasks.listops_expressions import (
+    MAX_ARGS,
+    S4_VOCAB_SIZE,
+    VOCAB_SIZE,
+    decode,
+    evaluate,
+    tokenise,
+    with_eos,
+    without_eos,
+)
 from lra.tasks.listops_generator import Grammar, Rows, chunk
 from lra.tasks.prepared import Disproved, PreparedTask, Progress, blocks
 
 __all__ = ["Config", "ListOps", "decode", "default_depth", "evaluate", "tokenise"]
 
 NATIVE_LENGTH = 2000
+S4_LENGTH = 2048
+"""S4's limit for LRA's rows and the EOS after each; not rows of that length."""
 NATIVE_DEPTH = 10
+FOLDER = "listops-1000"
 SHORTEST, LONGEST = 16, 32_768
 """Below, hardly any distinct rows exist; above, 100,000 rows take more than a few minutes and 2 GB."""
 MOST_FRUITLESS_CHUNKS = 20
@@ -36,7 +48,7 @@ class Config(TaskConfig):
 
     name: str = "listops"
     length: int = NATIVE_LENGTH
-    """Rows have more than a quarter of and less than this many tokens."""
+    """Rows have more than a quarter of and less than this many tokens; with ``fidelity=s4`` EOS is one more."""
     seed: int = 0
     """Of the data; the seed of training is another."""
     train_rows: int = 96_000
@@ -65,13 +77,14 @@ class ListOps(PreparedTask):
     VERSION = "1"
     CITATION = "Nangia and Bowman, NAACL-SRW 2018 (arXiv 1804.06028); Tay et al., ICLR 2021 (arXiv 2011.04006)"
     NUM_CLASSES = 10
-    FIDELITIES = ("lra",)
-    KINDS = ("generated",)
+    KINDS = ("generated", "release")
 
     @classmethod
     def default_source(cls, config: Config, data_dir: Path) -> str:
-        """Rows of any length can be generated."""
-        return "generated"
+        """LRA's own rows if they are here and nothing else is asked for; rows of any length can be generated."""
+        plain = all(getattr(config, name) == getattr(Config(), name) for name in GENERATED_ONLY)
+        found = plain and _is_native(config) and release.find(data_dir, FOLDER)
+        return "release" if found else "generated"
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -82,9 +95,14 @@ class ListOps(PreparedTask):
             for name in GENERATED_ONLY:
                 if getattr(config, name) != getattr(Config(), name):
                     raise UserError(f"task.{name} is for generated rows; remove it, or remove task.source")
+        if config.source == "release" and not _is_native(config):
+            raise UserError(
+                f"task.length={config.length}: LRA's release has rows of 501 to 1999 tokens; give task.length="
+                f"{NATIVE_LENGTH} ({S4_LENGTH} with task.fidelity=s4), or task.source=generated for others"
+            )
         cls.check_ranges(
             config,
-            length=(SHORTEST if generated else 1, LONGEST),
+            length=(SHORTEST if generated else 1 + _eos(config), LONGEST),
             seed=(0, 2**63 - 1),
             train_rows=(1, 10**9),
             validation_rows=(1, 10**9),
@@ -109,15 +127,21 @@ class ListOps(PreparedTask):
 
     @classmethod
     def vocab_size(cls, config: Config, details: dict[str, Any]) -> int:
-        """15 symbols and padding."""
-        return VOCAB_SIZE
+        """15 symbols and padding; in S4's also EOS and an unknown symbol that never occurs."""
+        return VOCAB_SIZE if config.fidelity == "lra" else S4_VOCAB_SIZE
+
+    @classmethod
+    def fetch(cls, config: Config, data_dir: Path) -> None:
+        """Unpack the release's archive if that is the source."""
+        if config.source != "generated":
+            release.folder(config.source, FOLDER, data_dir)
 
     @classmethod
     def source_files(cls, config: Config, data_dir: Path) -> dict[str, Path]:
         """LRA's three files."""
         if config.source == "generated":
             return {}
-        return {path.name: path for path in listops_source.paths(Path(config.source)).values()}
+        return {path.name: path for path in _paths(config, data_dir).values()}
 
     @classmethod
     def build(cls, config: Config, data_dir: Path, writer: Writer, progress: Progress) -> None:
@@ -127,24 +151,30 @@ class ListOps(PreparedTask):
             writer.details["exact"] = "distribution of LRA's generator; the released rows cannot be made again"
             _generate(config, writer, progress)
         else:
-            writer.details["source"] = f"LRA's files in {config.source}"
+            paths = _paths(config, data_dir)
+            writer.details["source"] = f"LRA's files in {paths['train'].parent}"
             writer.details["exact"] = "the rows of the files"
-            _read_source(config, writer, progress)
+            _read_source(config, paths, writer, progress)
 
     @classmethod
     def prove(cls, config: Config, name: str, split: Split, details: dict[str, Any]) -> str:
         """Evaluate every row; only rows that were cut may have no value."""
-        generated = config.source == "generated"
-        shortest = config.length // 4 + 1 if generated else 1
-        longest = config.length - 1 if generated else config.length
-        low, high = split.lengths.min(), split.lengths.max()
+        eos = _eos(config)
+        most = config.length - eos
+        shortest, longest = 1, most
+        if config.source == "generated":
+            shortest, longest = _grammar(config).length // 4 + 1, _grammar(config).length - 1
+        low, high = split.lengths.min() - eos, split.lengths.max() - eos
         if low < shortest or high > longest:
             raise Disproved(f"{shortest}..{longest} tokens a row in {name}", f"{low}..{high}")
         truncated = details.get("truncated_rows", {}).get(name, 0)
         cut = row = 0
         for tokens, lengths, labels in blocks(split, config.length):
+            if eos and (rows := without_eos(tokens, lengths)) is None:
+                raise Disproved(f"EOS as the last token of each row of {name} and nowhere else", "others")
+            tokens, lengths = rows if eos else (tokens, lengths)
             values = evaluate(tokens, lengths)
-            excused = (values < 0) & (lengths == config.length) & (truncated > 0)
+            excused = (values < 0) & (lengths == most) & (truncated > 0)
             if (wrong := np.flatnonzero((values != labels) & ~excused)).size:
                 i = wrong[0]
                 raise Disproved(f"row {row + i} of {name} to have value {labels[i]}", values[i])
@@ -156,8 +186,32 @@ class ListOps(PreparedTask):
         return f"{text}, {truncated} truncated rows have none" if truncated else text
 
 
+def _is_native(config: Config) -> bool:
+    """Whether LRA's rows are whole at the length that is asked for, and it is theirs."""
+    return config.length == NATIVE_LENGTH or config.length == S4_LENGTH and config.fidelity == "s4"
+
+
 def _depth(config: Config) -> int:
     return config.max_depth or default_depth(config.length)
+
+
+def _grammar(config: Config) -> Grammar:
+    """What is generated: LRA's rows at LRA's and at S4's length, which leaves room for EOS."""
+    return Grammar(NATIVE_LENGTH if _is_native(config) else config.length, _depth(config), config.max_args)
+
+
+def _eos(config: Config) -> int:
+    """Tokens a row besides the expression."""
+    return int(config.fidelity == "s4")
+
+
+def _append(config: Config, writer: Writer, split: str, rows: Rows) -> None:
+    tokens, lengths = with_eos(rows.tokens, rows.lengths) if _eos(config) else (rows.tokens, rows.lengths)
+    writer.append(split, tokens, lengths, rows.labels)
+
+
+def _paths(config: Config, data_dir: Path) -> dict[str, Path]:
+    return listops_source.paths(release.folder(config.source, FOLDER, data_dir, unpack=False))
 
 
 def _counts(config: Config) -> dict[str, int]:
@@ -178,7 +232,7 @@ def _generate(config: Config, writer: Writer, progress: Progress) -> None:
             if not len(rows.labels):
                 rows = next(stream)
             head, rows = rows.cut(count)
-            writer.append(split, *head)
+            _append(config, writer, split, head)
             count -= len(head.labels)
             done += len(head.labels)
             progress(done, total)
@@ -186,7 +240,7 @@ def _generate(config: Config, writer: Writer, progress: Progress) -> None:
 
 def _distinct(config: Config) -> Iterator[Rows]:
     """Generated rows, chunk after chunk, without those that came before."""
-    grammar = Grammar(config.length, _depth(config), config.max_args)
+    grammar = _grammar(config)
     seen: set[bytes] = set()
     index = fruitless = 0
     while fruitless < MOST_FRUITLESS_CHUNKS:
@@ -206,14 +260,14 @@ def _distinct(config: Config) -> Iterator[Rows]:
     )
 
 
-def _read_source(config: Config, writer: Writer, progress: Progress) -> None:
-    paths = listops_source.paths(Path(config.source))
+def _read_source(config: Config, paths: dict[str, Path], writer: Writer, progress: Progress) -> None:
+    most = config.length - _eos(config)
     writer.details["truncated_rows"] = truncated = dict.fromkeys(paths, 0)
     # without the headers; a last line without an end is not counted, so the end may be passed by a row a file
     done, total = 0, sum(listops_source.count_lines(path) - 1 for path in paths.values())
     for split, path in paths.items():
-        for rows, cut in listops_source.read(path, config.length):
-            writer.append(split, *rows)
+        for rows, cut in listops_source.read(path, most):
+            _append(config, writer, split, rows)
             truncated[split] += cut
             done += len(rows.labels)
             progress(done, max(done, total))

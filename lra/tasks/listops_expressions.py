@@ -13,6 +13,10 @@ SYMBOLS = ("[MIN", "[MAX", "[MED", "[SM", "]", "0", "1", "2", "3", "4", "5", "6"
 
 IDS = {symbol: index for index, symbol in enumerate(SYMBOLS, start=1)}
 VOCAB_SIZE = len(SYMBOLS) + 1
+EOS = VOCAB_SIZE
+"""After the expression where S4's input pipeline is followed."""
+S4_VOCAB_SIZE = VOCAB_SIZE + 2
+"""With EOS and S4's unknown symbol, which no row has but its embedding counts."""
 MIN, MAX, MED, SM, CLOSE, ZERO = (IDS[symbol] for symbol in ("[MIN", "[MAX", "[MED", "[SM", "]", "0"))
 MAX_ARGS = 10
 """Most arguments an operator takes in LRA's definition."""
@@ -35,8 +39,21 @@ def tokenise(text: str) -> np.ndarray:
 
 
 def decode(ids: np.ndarray) -> str:
-    """The text of token ids, without padding; the inverse of ``tokenise`` up to parentheses."""
-    return " ".join(SYMBOLS[i - 1] for i in np.asarray(ids).tolist() if i > 0)
+    """The text of token ids, without padding and EOS; the inverse of ``tokenise`` up to parentheses."""
+    return " ".join(SYMBOLS[i - 1] for i in np.asarray(ids).tolist() if i not in (0, EOS))
+
+
+def with_eos(tokens: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that lie end to end, each with EOS after it, and their lengths (R,)."""
+    return np.insert(tokens, np.cumsum(lengths), EOS), lengths + 1
+
+
+def without_eos(tokens: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """The inverse; None unless every row ends with EOS and has no other."""
+    ends = np.cumsum(lengths) - 1
+    if not np.array_equal(np.flatnonzero(tokens == EOS), ends):
+        return None
+    return np.delete(tokens, ends), lengths - 1
 
 
 def evaluate(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:

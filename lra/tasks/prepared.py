@@ -93,6 +93,10 @@ class PreparedTask(ABC):
         """The options that decide which rows there are, in the order in which they name the folder."""
         return {f.name: getattr(config, f.name) for f in fields(config) if f.name != "name"}
 
+    @classmethod  # noqa: B027  most tasks have nothing to download
+    def fetch(cls, config: TaskConfig, data_dir: Path) -> None:
+        """Bring the source to this machine where it must come from elsewhere; ``build`` finds it there."""
+
     @classmethod
     def source_files(cls, config: TaskConfig, data_dir: Path) -> dict[str, Path]:
         """Files whose sha256 proves that the source is still the one that was read; none if generated."""
@@ -173,6 +177,7 @@ class PreparedTask(ABC):
             if os.path.exists(folder):
                 cls._check_copy(config, data_dir)
                 return folder
+            cls.fetch(config, data_dir)
             with Writer(folder, identity, cls.layout(config)) as writer:
                 writer.details["source_files"] = {
                     name: _sha256(path) for name, path in cls.source_files(config, data_dir).items()

@@ -8,6 +8,7 @@ from attention.kernels.wkv4 import wkv4
 from tests.attention.test_wkv4 import NAMES, gradients, random_inputs
 from tests.attention.wkv4_reference import error, wkv4_by_definition
 
+both_ways = pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
 pytestmark = pytest.mark.skipif("cpp" not in dispatch.available("wkv4", "cpu"), reason="no native kernel here")
 
 
@@ -37,23 +38,26 @@ def test_gradients_through_both_states(spread, masked):
         assert error(got, x) < 1e-4, key
 
 
+@both_ways
 @pytest.mark.parametrize("channels", [1, 31, 64, 100, 130, 320])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_every_width(channels, dtype):
+def test_every_width(channels, dtype, bidirectional):
     inputs = random_inputs(2, 35, channels)
     inputs = [x.to(dtype) for x in inputs]
     gy = torch.randn(2, 35, channels, generator=torch.Generator().manual_seed(2)).to(dtype)
-    y, grads = gradients(inputs, gy, kernel="cpp")
+    y, grads = gradients(inputs, gy, bidirectional=bidirectional, kernel="cpp")
     want = [x.double() for x in inputs]
     assert y.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-    assert error(y, wkv4_by_definition(*want)) < tolerance
-    for key, got, grad in zip(NAMES, grads, gradients(want, gy, kernel="torch")[1]):
+    assert error(y, wkv4_by_definition(*want, bidirectional=bidirectional)) < tolerance
+    want_grads = gradients(want, gy, bidirectional=bidirectional, kernel="torch")[1]
+    for key, got, grad in zip(NAMES, grads, want_grads):
         assert got.dtype == dtype
         assert error(got, grad) < 2 * tolerance, key
 
 
-def test_bitwise_the_same_again_and_with_two_threads():
+@both_ways
+def test_bitwise_the_same_again_and_with_two_threads(bidirectional):
     inputs = random_inputs(3, 300, 200)
     gy = torch.randn(3, 300, 200, generator=torch.Generator().manual_seed(2))
     threads = torch.get_num_threads()
@@ -61,11 +65,81 @@ def test_bitwise_the_same_again_and_with_two_threads():
     try:
         for count in (1, 1, 2):
             torch.set_num_threads(count)
-            y, grads = gradients(inputs, gy, kernel="cpp")
+            y, grads = gradients(inputs, gy, bidirectional=bidirectional, kernel="cpp")
             found.append((y, *grads))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(*pair) for again in found[1:] for pair in zip(found[0], again))
+
+
+@pytest.mark.parametrize(("length", "channels"), [(4097, 128), (2622, 200)])
+def test_results_that_go_past_the_caches(length, channels):
+    decay, u, k, v = random_inputs(2, length, channels)
+    gy = torch.randn(2, length, channels, generator=torch.Generator().manual_seed(2))
+    assert k.numel() >= 2**20 > k[0].numel()  # kPast of wkv4.cpp: a row alone goes through them
+    y, grads = gradients((decay, u, k, v), gy, kernel="cpp")
+    for row in (slice(0, 1), slice(1, 2)):
+        alone, alone_grads = gradients((decay, u, k[row], v[row]), gy[row], kernel="cpp")
+        assert torch.equal(y[row], alone)
+        assert torch.equal(grads[2][row], alone_grads[2])
+        assert torch.equal(grads[3][row], alone_grads[3])
+
+
+def definition_gradients(inputs, gy, mask):
+    """By autograd in float64; no gradient comes from masked queries."""
+    leaves = [x.double().requires_grad_() for x in inputs]
+    y = wkv4_by_definition(*leaves, key_mask=mask, bidirectional=True)
+    if mask is not None:
+        gy = gy * mask[..., None]
+    return y.detach(), torch.autograd.grad((y * gy).sum(), leaves)
+
+
+@pytest.mark.parametrize("share", [None, 0.9, 0.5, 0.05], ids=["no mask", "few holes", "holes", "mostly holes"])
+@pytest.mark.parametrize("spread", [1, 40], ids=["near keys", "far keys"])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 101])
+def test_gradients_in_both_directions(length, spread, share):
+    decay, u, k, v = random_inputs(2, length, 5, seed=length)
+    inputs = (decay, u, spread * k - 2 * spread, v)
+    generator = torch.Generator().manual_seed(9)
+    mask = None if share is None else torch.rand(2, length, generator=generator) < share
+    gy = torch.randn(2, length, 5, generator=generator)
+    y, grads = gradients(inputs, gy, key_mask=mask, bidirectional=True, kernel="cpp")
+    want, want_grads = definition_gradients(inputs, gy, mask)
+    assert (y - want).abs().max() < 1e-5 * want.abs().max().clamp_min(1)
+    for key, got, grad in zip(NAMES, grads, want_grads):
+        assert (got - grad).abs().max() < 1e-4 * grad.abs().max().clamp_min(1), key
+
+
+@pytest.mark.parametrize("padded", ["right", "left"])
+def test_padding_in_both_directions(padded):
+    inputs = random_inputs(2, 90, 4)
+    gy = torch.randn(2, 90, 4, generator=torch.Generator().manual_seed(5))
+    mask = torch.arange(90) < torch.tensor([70, 23])[:, None]
+    mask = mask if padded == "right" else mask.flip(1)
+    y, grads = gradients(inputs, gy, key_mask=mask, bidirectional=True, kernel="cpp")
+    want, want_grads = definition_gradients(inputs, gy, mask)
+    assert error(y, want) < 1e-5
+    for key, got, grad in zip(NAMES, grads, want_grads):
+        assert error(got, grad) < 1e-4, key
+
+
+def test_masked_query_in_a_long_gap_sees_the_near_side():
+    decay, u, k, v = random_inputs(1, 400, 3)
+    decay = torch.tensor([-4.0, 1.0, 5.0])  # e^5 a step: either side is far below the smallest fp32 number
+    mask = torch.zeros(1, 400, dtype=torch.bool)
+    mask[0, [3, 350]] = True
+    y, _ = wkv4(decay, u, k, v, key_mask=mask, bidirectional=True, kernel="cpp")
+    assert error(y, wkv4_by_definition(decay, u, k, v, key_mask=mask, bidirectional=True)) < 5e-5
+    assert torch.equal(y[0, :170, 2], v[0, 3, 2].expand(170))
+    assert torch.equal(y[0, 185:, 2], v[0, 350, 2].expand(215))
+
+
+def test_far_keys_from_both_sides():
+    decay, u, k, v = random_inputs(1, 60, 4)
+    y, _ = wkv4(decay, u, 500 * k, v, bidirectional=True, kernel="cpp")
+    assert error(y, wkv4_by_definition(decay, u, 500 * k, v, bidirectional=True)) < 5e-5
+    k[0, 40] = torch.nan
+    assert wkv4(decay, u, k, v, bidirectional=True, kernel="cpp")[0].isnan().all()
 
 
 def test_long_gap_keeps_what_is_far_away():
@@ -92,7 +166,7 @@ def test_weightless_keys_are_no_keys():
     [
         ((torch.float64, torch.float64), {}, "fp32, bf16 or fp16"),
         ((torch.float32, torch.bfloat16), {}, "give both one dtype"),
-        ((torch.float32, torch.float32), {"bidirectional": True}, "reverse=True"),
+        ((torch.float64, torch.float64), {"bidirectional": True}, "fp32, bf16 or fp16"),
     ],
 )
 def test_what_it_cannot_take_goes_to_torch(dtypes, options, reason):

@@ -1,5 +1,7 @@
 """Heads and inputs beyond one label a row: pairs, several outputs, pixels."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -66,3 +68,34 @@ def test_pixels_enter_as_normalised_numbers():
     net = build(pixels=(0.5, 0.25), vocab_size=256)
     assert net(*padded([[0, 255, 7], [1]], 4)).shape == (2, 5)
     assert not [n for n, p in net.named_parameters() if p.shape[0] == 256]
+
+
+@pytest.mark.parametrize("interaction", ["nli", "none"])
+@pytest.mark.parametrize("name", list(attention.REGISTRY))
+def test_the_gradient_reaches_both_documents(name, interaction):
+    torch.manual_seed(0)
+    config = replace(encoder_config(), interaction=interaction)
+    net = build_model(config, mixer_config(name), vocab_size=VOCABULARY, num_classes=2, length=LENGTH, documents=2)
+    # of the first pair's label only: nothing may reach the second pair
+    tokens, mask = padded([[1, 2, 3], [4, 5, 6, 7], [8, 9], [1, 3]], 4)
+    embedded = []
+    net.encoder.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
+    logits = net.eval()(tokens, mask)
+    gradient = torch.autograd.grad(torch.nn.functional.cross_entropy(logits[:1], torch.tensor([1])), embedded[0])[0]
+    size = gradient.abs().sum(-1)
+    assert (size[:2][mask[:2]] > 0).all()
+    assert (size[2:] == 0).all()
+    assert (size[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("name", list(attention.REGISTRY))
+def test_a_pair_does_not_depend_on_its_padding(name):
+    net = build(name, documents=2)
+    short = [[1, 2, 3], [4, 5, 6, 7, 8, 9]]
+    alone = net(*padded(short, 6))
+    tokens, mask = padded([*short, [*range(1, 10), 1, 2], [5] * 12], 12)
+    # what stands at padding is not looked at, in the shorter document of a pair either
+    tokens[~mask] = 7
+    torch.testing.assert_close(net(tokens, mask)[:1], alone, rtol=1e-4, atol=1e-5)
+    # and the order of the documents counts
+    assert not torch.allclose(net(*padded(short[::-1], 6)), alone, rtol=1e-3, atol=1e-4)

@@ -7,6 +7,9 @@
 //   gv_i = e^{k_i} (R_i + e^u r_i)               gu = e^u sum_i e^{k_i} (r_i v_i - q_i)
 //   gk_i = v_i gv_i - e^{k_i} (Q_i + e^u q_i)    gw = sum_i e^{k_i} (v_i dR_i/dw - dQ_i/dw)
 //
+// Bidirectional, A_t and D_t also sum over i > t, with e^{(i-t-1)w + k_i} (Bi-WKV: Duan et al. 2024, eq. 3), and R_i
+// and Q_i over t < i: the gradients are linear in them, so that a pass in each direction adds its part.
+//
 // Sums are kept as x 2^exponent: changing the exponent is exact, so that no error piles up over a long sequence.
 // Rows go in tiles. Where the keys of a tile and the sums before it lie close enough (nearly always), one exponent a
 // channel serves the whole tile, and a row costs one exponential and no logarithm in either pass; otherwise every row
@@ -28,6 +31,7 @@
 #include <vector>
 
 #include "wkv4_backward.h"
+#include "wkv4_both.h"
 #include "wkv4_forward.h"
 
 namespace {
@@ -35,6 +39,7 @@ namespace {
 constexpr int kTile = 16;             // rows that share an exponent
 constexpr int kGroup = 4;             // most channel blocks a thread takes through a tile together
 constexpr int64_t kGrain = 1 << 15;   // elements below which a second thread does not pay
+constexpr int64_t kPast = 1 << 20;    // elements a tensor from which results leave the caches before they are read
 
 using Optional = std::optional<at::Tensor>;
 
@@ -47,6 +52,7 @@ struct Inputs {
   int64_t batch() const { return k.size(0); }
   int64_t length() const { return k.size(1); }
   int64_t width() const { return k.size(2); }
+  bool past_caches() const { return k.numel() >= kPast; }
   int64_t tiles() const { return (length() + kTile - 1) / kTile; }
 
   Rows<const bool> mask_rows(int64_t b) const {
@@ -87,6 +93,7 @@ void over_groups(const Inputs& in, int lanes, const Run& run) {
       const int64_t first = task % groups * best;
       run(task / groups, first, std::min(first + best, blocks));
     }
+    finish_writes();
   });
 }
 
@@ -107,6 +114,7 @@ void run_forward(const Inputs& in, const at::Tensor& y, const at::Tensor& saved,
                         rows<const T>(in.v, b, channel, in.reverse), rows<T>(y, b, channel, in.reverse),
                         saved.numel() ? rows<float>(saved, b, channel, in.reverse) : Rows<float>{nullptr, 0},
                         in.mask_rows(b)});
+      if (in.past_caches()) blocks.back().write_past_caches();
       if (in.num) {
         blocks.back().start(in.num->data_ptr<float>() + at, in.den->data_ptr<float>() + at,
                             in.max->data_ptr<float>() + at);
@@ -128,22 +136,26 @@ void run_forward(const Inputs& in, const at::Tensor& y, const at::Tensor& saved,
 
 // What the backward pass reads and writes beyond its inputs.
 struct Gradients {
-  const at::Tensor &y, &saved, &end_max, &grad_y, &grad_end_num, &grad_end_den;
+  const at::Tensor &y, &saved, &end_max, &grad_y;
+  const Optional &grad_end_num, &grad_end_den;  // both or none
   const at::Tensor &w, &u, &k, &v, &num, &den;  // w, u: (B, C) in fp64, to be summed over B
 };
 
 template <typename T, int LANES>
 void run_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
   over_groups(in, LANES, [&](int64_t b, int64_t first, int64_t last) {
-    std::vector<Backward<T, LANES>> blocks;
+    std::vector<Backward<T, T, LANES>> blocks;
     for (int64_t block = first; block < last; block++) {
       const int64_t channel = block * LANES, at = b * in.width() + channel;
       const auto read = [&](const at::Tensor& x) { return rows<const T>(x, b, channel, in.reverse); };
       blocks.push_back({channels_at<LANES>(in, channel), read(in.k), read(in.v), read(grad.y), read(grad.grad_y),
                         rows<const float>(grad.saved, b, channel, in.reverse), in.mask_rows(b),
                         rows<T>(grad.k, b, channel, in.reverse), rows<T>(grad.v, b, channel, in.reverse)});
-      blocks.back().start(grad.grad_end_num.data_ptr<float>() + at, grad.grad_end_den.data_ptr<float>() + at,
-                          grad.end_max.data_ptr<float>() + at);
+      if (in.past_caches()) blocks.back().write_past_caches();
+      if (grad.grad_end_num) {
+        blocks.back().start(grad.grad_end_num->data_ptr<float>() + at, grad.grad_end_den->data_ptr<float>() + at,
+                            grad.end_max.data_ptr<float>() + at);
+      }
     }
     for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
       const int64_t begin = tile * kTile, end = std::min(begin + kTile, in.length());
@@ -153,13 +165,67 @@ void run_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
     }
     for (int64_t block = first; block < last; block++) {
       const int64_t at = b * in.width() + block * LANES;
-      Backward<T, LANES>& done = blocks[block - first];
+      Backward<T, T, LANES>& done = blocks[block - first];
       if (in.num) {
         done.finish(in.num->data_ptr<float>() + at, in.den->data_ptr<float>() + at, in.max->data_ptr<float>() + at,
                     grad.num.data_ptr<float>() + at, grad.den.data_ptr<float>() + at);
       }
       std::copy_n(done.grad_w, done.channels.count, grad.w.data_ptr<double>() + at);
       std::copy_n(done.grad_u, done.channels.count, grad.u.data_ptr<double>() + at);
+    }
+  });
+}
+
+// Bidirectional: two sweeps forward, and two backward passes of which the second sees the rows in reverse.
+template <typename T, int LANES>
+void run_both(const Inputs& in, const at::Tensor& y, const at::Tensor& saved, const Tiles& tiles) {
+  over_groups(in, LANES, [&](int64_t b, int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; block++) {
+      const int64_t channel = block * LANES;
+      Both<T, LANES, kTile> both{channels_at<LANES>(in, channel),
+                                 rows<const T>(in.k, b, channel, false),
+                                 rows<const T>(in.v, b, channel, false),
+                                 rows<T>(y, b, channel, false),
+                                 saved.numel() ? rows<float>(saved, b, channel, false) : Rows<float>{nullptr, 0},
+                                 in.mask_rows(b),
+                                 std::vector<Sums<LANES, 2>>(in.tiles())};
+      for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
+        both.note(tile * kTile, std::min((tile + 1) * kTile, in.length()));
+      }
+      for (int64_t tile = 0; tile < in.tiles(); tile++) {
+        both.tile(tile * kTile, std::min((tile + 1) * kTile, in.length()), tiles(b, tile, block, LANES));
+      }
+    }
+  });
+}
+
+template <typename T, int LANES>
+void run_both_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
+  // the same rows must make up a tile in either direction: counted from the end, the first ones may not exist
+  const int64_t slots = in.tiles() * kTile, absent = slots - in.length();
+  over_groups(in, LANES, [&](int64_t b, int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; block++) {
+      const int64_t channel = block * LANES, at = b * in.width() + channel;
+      const auto read = [&](const at::Tensor& x) { return rows<const T>(x, b, channel, false); };
+      const auto write = [&](const at::Tensor& x) { return rows<float>(x, b, channel, false); };
+      Backward<T, float, LANES> later{channels_at<LANES>(in, channel), read(in.k), read(in.v), read(grad.y),
+                                      read(grad.grad_y), rows<const float>(grad.saved, b, channel, false),
+                                      in.mask_rows(b), write(grad.k), write(grad.v)};
+      for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
+        later.tile(tile * kTile, std::min((tile + 1) * kTile, in.length()), tiles(b, tile, block, LANES));
+      }
+      const auto turned = [&](auto from) { return from.reversed(slots - 1); };
+      Backward<T, float, LANES> earlier{later.channels, turned(later.k), turned(later.v), turned(later.y),
+                                        turned(later.grad_y), turned(later.saved), turned(later.mask),
+                                        turned(later.grad_k), turned(later.grad_v), true};
+      for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
+        earlier.tile(std::max(tile * kTile, absent), (tile + 1) * kTile,
+                     tiles(b, in.tiles() - 1 - tile, block, LANES));
+      }
+      for (int c = 0; c < later.channels.count; c++) {
+        grad.w.data_ptr<double>()[at + c] = later.grad_w[c] + earlier.grad_w[c];
+        grad.u.data_ptr<double>()[at + c] = later.grad_u[c];
+      }
     }
   });
 }
@@ -183,6 +249,20 @@ void for_type(const Inputs& in, const Run& run) {
   }
 }
 
+// y, and what the backward pass takes, which is empty where no gradient is wanted.
+struct Outputs {
+  at::Tensor y, saved, exponents, even;
+};
+
+Outputs outputs(const Inputs& in, bool save) {
+  const int64_t lanes = lanes_for(in.width()), blocks = (in.width() + lanes - 1) / lanes;
+  const int64_t tiles = save ? in.tiles() : 0;
+  const auto options = in.k.options(), wide = options.dtype(at::kFloat);
+  return {at::empty(in.k.sizes(), options), save ? at::empty(in.k.sizes(), wide) : at::empty({0}, wide),
+          at::empty({in.batch(), tiles, in.width()}, options.dtype(at::kInt)),
+          at::empty({in.batch(), tiles, blocks}, options.dtype(at::kByte))};
+}
+
 using Forwards = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 Forwards forward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k, const at::Tensor& v,
@@ -190,18 +270,14 @@ Forwards forward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k, 
                  bool save) {
   const Inputs in{w, u, k, v, mask, num, den, max, reverse};
   const auto wide = k.options().dtype(at::kFloat);
-  const int64_t lanes = lanes_for(in.width()), blocks = (in.width() + lanes - 1) / lanes;
-  const at::Tensor y = at::empty(k.sizes(), k.options());
-  const at::Tensor saved = save ? at::empty(k.sizes(), wide) : at::empty({0}, wide);
-  const int64_t tiles = save ? in.tiles() : 0;
-  const at::Tensor exponents = at::empty({in.batch(), tiles, in.width()}, k.options().dtype(at::kInt));
-  const at::Tensor even = at::empty({in.batch(), tiles, blocks}, k.options().dtype(at::kByte));
+  const Outputs out = outputs(in, save);
   const at::Tensor end_num = at::empty({in.batch(), in.width()}, wide), end_den = at::empty_like(end_num),
                    end_max = at::empty_like(end_num);
   for_type(in, [&](auto zero, auto width) {
-    run_forward<decltype(zero), decltype(width)::value>(in, y, saved, {exponents, even}, end_num, end_den, end_max);
+    run_forward<decltype(zero), decltype(width)::value>(in, out.y, out.saved, {out.exponents, out.even}, end_num,
+                                                         end_den, end_max);
   });
-  return {y, end_num, end_den, end_max, saved, exponents, even};
+  return {out.y, end_num, end_den, end_max, out.saved, out.exponents, out.even};
 }
 
 using Backwards = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -210,7 +286,7 @@ Backwards backward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k
                    const Optional& mask, const Optional& num, const Optional& den, const Optional& max, bool reverse,
                    const at::Tensor& y, const at::Tensor& end_max, const at::Tensor& saved,
                    const at::Tensor& exponents, const at::Tensor& even, const at::Tensor& grad_y,
-                   const at::Tensor& grad_end_num, const at::Tensor& grad_end_den) {
+                   const Optional& grad_end_num, const Optional& grad_end_den) {
   const Inputs in{w, u, k, v, mask, num, den, max, reverse};
   const auto wide = w.options();
   const at::Tensor grad_k = at::empty(k.sizes(), k.options()), grad_v = at::empty(k.sizes(), k.options());
@@ -225,6 +301,36 @@ Backwards backward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k
   return {grad_w, grad_u, grad_k, grad_v, grad_num, grad_den};
 }
 
+using BothForwards = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+BothForwards both_forward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k, const at::Tensor& v,
+                          const Optional& mask, bool save) {
+  const Optional none;
+  const Inputs in{w, u, k, v, mask, none, none, none, false};
+  const Outputs out = outputs(in, save);
+  for_type(in, [&](auto zero, auto width) {
+    run_both<decltype(zero), decltype(width)::value>(in, out.y, out.saved, {out.exponents, out.even});
+  });
+  return {out.y, out.saved, out.exponents, out.even};
+}
+
+BothForwards both_backward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k, const at::Tensor& v,
+                           const Optional& mask, const at::Tensor& y, const at::Tensor& saved,
+                           const at::Tensor& exponents, const at::Tensor& even, const at::Tensor& grad_y) {
+  const Optional none;
+  const at::Tensor no_state;
+  const Inputs in{w, u, k, v, mask, none, none, none, false};
+  // two passes add up: in fp32, whatever k is
+  const at::Tensor grad_k = at::empty(k.sizes(), w.options()), grad_v = at::empty_like(grad_k);
+  const at::Tensor grad_w = at::empty({in.batch(), in.width()}, w.options().dtype(at::kDouble)),
+                   grad_u = at::empty_like(grad_w);
+  const Gradients grad{y, saved, no_state, grad_y, none, none, grad_w, grad_u, grad_k, grad_v, no_state, no_state};
+  for_type(in, [&](auto zero, auto width) {
+    run_both_backward<decltype(zero), decltype(width)::value>(in, {exponents, even}, grad);
+  });
+  return {grad_w, grad_u, grad_k, grad_v};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(lra_wkv4, m) {
@@ -234,10 +340,18 @@ TORCH_LIBRARY(lra_wkv4, m) {
   m.def(
       "backward(Tensor w, Tensor u, Tensor k, Tensor v, Tensor? mask, Tensor? num, Tensor? den, Tensor? max, "
       "bool reverse, Tensor y, Tensor end_max, Tensor saved, Tensor exponents, Tensor even, Tensor grad_y, "
-      "Tensor grad_end_num, Tensor grad_end_den) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? grad_end_num, Tensor? grad_end_den) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "both_forward(Tensor w, Tensor u, Tensor k, Tensor v, Tensor? mask, bool save) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "both_backward(Tensor w, Tensor u, Tensor k, Tensor v, Tensor? mask, Tensor y, Tensor saved, Tensor exponents, "
+      "Tensor even, Tensor grad_y) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(lra_wkv4, CPU, m) {
   m.impl("forward", &forward);
   m.impl("backward", &backward);
+  m.impl("both_forward", &both_forward);
+  m.impl("both_backward", &both_backward);
 }

@@ -5,17 +5,21 @@
 
 namespace {
 
-template <typename T, int LANES>
+// Gradients by k and v go out as G. A pass that is `again` adds to what the one in the other direction left there, and
+// to it the rows' own terms count nothing.
+template <typename T, typename G, int LANES>
 struct Backward {
   Channels<LANES> channels;
   Rows<const T> k, v, y, grad_y;
   Rows<const float> saved;
   Rows<const bool> mask;
-  Rows<T> grad_k, grad_v;
+  Rows<G> grad_k, grad_v;
+  bool again = false;
   Sums<LANES, 4> sums = {};  // R, Q and their derivatives by w
   alignas(64) float tile_w[LANES] = {}, tile_u[LANES] = {};  // what a tile adds to the sums over all rows
   alignas(64) double grad_w[LANES] = {}, grad_u[LANES] = {};
-  Buffer<T, LANES> k_buffer = {}, v_buffer = {}, y_buffer = {}, grad_buffer = {}, grad_k_buffer = {}, grad_v_buffer = {};
+  Buffer<T, LANES> k_buffer = {}, v_buffer = {}, y_buffer = {}, grad_buffer = {};
+  Buffer<G, LANES> grad_k_buffer = {}, grad_v_buffer = {};
   Buffer<float, LANES> saved_buffer = {};
 
   void tile(int64_t begin, int64_t end, Tile in) {
@@ -30,8 +34,8 @@ struct Backward {
     }
     for (int64_t t = end - 1; t >= begin; t--) {
       if (mask.first && !*mask[t]) {
-        std::fill_n(grad_k[t], channels.count, static_cast<T>(0.f));
-        std::fill_n(grad_v[t], channels.count, static_cast<T>(0.f));
+        std::fill_n(grad_k[t], channels.count, static_cast<G>(0.f));
+        std::fill_n(grad_v[t], channels.count, static_cast<G>(0.f));
         sums.gap++;
         continue;
       }
@@ -40,7 +44,7 @@ struct Backward {
         if (*in.even) sums.rescale(exponents);
       }
       if (*in.even) {
-        even_row(t, bias);
+        again ? even_row<true>(t, bias) : even_row<false>(t, bias);
       } else {
         uneven_row(t);
       }
@@ -58,11 +62,14 @@ struct Backward {
     prefetch<LANES, 0>(y, t);
     prefetch<LANES, 0>(grad_y, t);
     prefetch<LANES, 0>(saved, t);
+    if (grad_k_buffer.past_caches) return;
     prefetch<LANES, 1>(grad_k, t);
     prefetch<LANES, 1>(grad_v, t);
   }
 
-  void even_row(int64_t t, const uint32_t* __restrict bias) {
+  // inlined by force: gcc vectorises no copy of it that stands alone
+  template <bool AGAIN>
+  [[gnu::always_inline]] void even_row(int64_t t, const uint32_t* __restrict bias) {
     const int count = channels.count;
     fetch(std::max<int64_t>(t - kAhead, 0));
     const float* __restrict key = k_buffer.read(k[t], count);
@@ -72,14 +79,20 @@ struct Backward {
     const float* __restrict inverse = saved_buffer.read(saved[t], count);
     float* __restrict to_k = grad_k_buffer.target(grad_k[t], count);
     float* __restrict to_v = grad_v_buffer.target(grad_v[t], count);
+    if (AGAIN) grad_k_buffer.read(grad_k[t], count), grad_v_buffer.read(grad_v[t], count);
 #pragma omp simd
     for (int c = 0; c < LANES; c++) {
       const float weight = exp_scaled(key[c], bias[c]), bonus = channels.bonus[c];
       const float r = grad[c] * inverse[c], q = r * out[c];
       const float past_r = sums.x[0][c], past_q = sums.x[1][c], dr = sums.x[2][c], dq = sums.x[3][c];
-      to_v[c] = weight * (past_r + bonus * r);
-      to_k[c] = value[c] * to_v[c] - weight * (past_q + bonus * q);
-      tile_u[c] += weight * bonus * (r * value[c] - q);
+      if constexpr (AGAIN) {
+        to_v[c] += weight * past_r;
+        to_k[c] += weight * (value[c] * past_r - past_q);
+      } else {
+        to_v[c] = weight * (past_r + bonus * r);
+        to_k[c] = value[c] * to_v[c] - weight * (past_q + bonus * q);
+        tile_u[c] += weight * bonus * (r * value[c] - q);
+      }
       tile_w[c] += weight * (value[c] * dr - dq);
       const float decayed_r = channels.decay[c] * past_r, decayed_q = channels.decay[c] * past_q;
       sums.x[0][c] = decayed_r + r;
@@ -99,12 +112,15 @@ struct Backward {
     const float* log_den = saved_buffer.read(saved[t], channels.count);
     for (int c = 0; c < channels.count; c++) {
       const Split weight = split_exp(key[c]), inverse = split_exp(-log_den[c]);
-      const float own = grad[c] * scaled(weight.fraction * inverse.fraction * channels.bonus_fraction[c],
-                                         weight.exponent + inverse.exponent + channels.bonus_exponent[c]);
+      const float own = again ? 0.f : grad[c] * scaled(weight.fraction * inverse.fraction * channels.bonus_fraction[c],
+                                                       weight.exponent + inverse.exponent + channels.bonus_exponent[c]);
       const int exponent = sums.exponent[c], shift = weight.exponent + exponent;
       float* x[4] = {&sums.x[0][c], &sums.x[1][c], &sums.x[2][c], &sums.x[3][c]};
-      grad_v[t][c] = static_cast<T>(own + scaled(weight.fraction * *x[0], shift));
-      grad_k[t][c] = static_cast<T>(own * (value[c] - out[c]) + scaled(weight.fraction * (value[c] * *x[0] - *x[1]), shift));
+      const float old_v = again ? static_cast<float>(grad_v[t][c]) : 0.f;
+      const float old_k = again ? static_cast<float>(grad_k[t][c]) : 0.f;
+      const float to_k = scaled(weight.fraction * (value[c] * *x[0] - *x[1]), shift);
+      grad_v[t][c] = static_cast<G>(old_v + own + scaled(weight.fraction * *x[0], shift));
+      grad_k[t][c] = static_cast<G>(old_k + own * (value[c] - out[c]) + to_k);
       tile_u[c] += own * (value[c] - out[c]);
       tile_w[c] += scaled(weight.fraction * (value[c] * *x[2] - *x[3]), shift);
 
@@ -121,6 +137,8 @@ struct Backward {
       sums.exponent[c] = next;
     }
   }
+
+  void write_past_caches() { grad_k_buffer.past_caches = grad_v_buffer.past_caches = true; }
 
   // The end state is one more query after the last row.
   void start(const float* grad_num, const float* grad_den, const float* end_max) {

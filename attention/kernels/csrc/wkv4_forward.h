@@ -46,39 +46,25 @@ struct Forward {
 
   bool hidden(int64_t t) const { return mask.first && !*mask[t]; }
 
-  // Largest exponent of each channel's denominators in this tile, about; whether it keeps all weights in reach.
+  // Exponents for all rows of a tile; whether they serve.
   bool choose_exponents(int64_t begin, int64_t end, int* exponents) {
-    alignas(64) float low[LANES], high[LANES];
-    std::fill_n(low, LANES, kFarthest);
-    std::fill_n(high, LANES, -kFarthest);
+    Range<LANES> keys;
     std::copy_n(sums.exponent, LANES, exponents);
-    bool any = false;
     for (int64_t t = begin; t < end; t++) {
       if (hidden(t)) continue;
-      any = true;
       prefetch<LANES, 0>(v, t);
-      prefetch<LANES, 1>(y, t);
-      if (saved.first) prefetch<LANES, 1>(saved, t);
-      const float* key = k_buffer.read(k[t], channels.count);
-#pragma omp simd
-      for (int c = 0; c < LANES; c++) {  // a NaN is passed over here and shows in its row
-        low[c] = key[c] < low[c] ? key[c] : low[c];
-        high[c] = key[c] > high[c] ? key[c] : high[c];
+      if (!y_buffer.past_caches) {
+        prefetch<LANES, 1>(y, t);
+        if (saved.first) prefetch<LANES, 1>(saved, t);
       }
+      keys.add(k_buffer.read(k[t], channels.count));
     }
-    if (!any) return false;
+    if (!keys.any) return false;
     sums.settle(channels);
-    int deepest = 0;
-#pragma omp simd reduction(min : deepest)
-    for (int c = 0; c < LANES; c++) {
-      const int most = static_cast<int>(std::nearbyint(std::min(high[c], kFarthest) * kLog2e));
-      // a key without any weight is for uneven rows
-      const int least = low[c] > -kFarthest ? static_cast<int>(std::nearbyint(low[c] * kLog2e)) : kEmpty;
-      const int bonus = channels.bonus_exponent[c];
-      exponents[c] = std::max(most + std::max(bonus, 0), sums.top(c));
-      deepest = std::min(deepest, least + std::min(bonus, 0) - exponents[c]);
-    }
-    return deepest >= kDeepest;
+    alignas(64) int tops[LANES];
+#pragma omp simd
+    for (int c = 0; c < LANES; c++) tops[c] = sums.top(c);
+    return keys.choose(channels, tops, exponents);
   }
 
   void masked_row(int64_t t) {
@@ -116,23 +102,19 @@ struct Forward {
       const Split weight = split_exp(key[c]);
       const float own = weight.fraction * channels.bonus_fraction[c];
       const int own_exponent = weight.exponent + channels.bonus_exponent[c];
-      const int past = sums.top(c), now = weight.fraction == 0 ? kEmpty : weight.exponent;
-      const int largest = std::max(past, weight.fraction == 0 ? kEmpty : own_exponent);
+      const int largest = std::max(sums.top(c), weight.fraction == 0 ? kEmpty : own_exponent);
       const float own_scaled = scaled(own, own_exponent - largest);
       const float den = scaled(sums.x[1][c], sums.exponent[c] - largest) + own_scaled;
       const float num = scaled(sums.x[0][c], sums.exponent[c] - largest) + own_scaled * value[c];
       y_buffer.values[c] = den == 0 ? 0.f : num / den;
       saved_buffer.values[c] = den == 0 ? kFarthest : std::log(den) + largest * kLn2High + largest * kLn2Low;
-      const int next = std::max({past + channels.decay_exponent[c], now, kEmpty});
-      const int shift = sums.exponent[c] + channels.decay_exponent[c] - next;
-      const float added = scaled(weight.fraction, weight.exponent - next);
-      sums.x[0][c] = scaled(sums.x[0][c] * channels.decay_fraction[c], shift) + added * value[c];
-      sums.x[1][c] = scaled(sums.x[1][c] * channels.decay_fraction[c], shift) + added;
-      sums.exponent[c] = next;
+      add_uneven(sums, channels, c, weight, value[c]);
     }
     for (int c = 0; c < channels.count; c++) y[t][c] = static_cast<T>(y_buffer.values[c]);
     if (saved.first) std::copy_n(saved_buffer.values, channels.count, saved[t]);
   }
+
+  void write_past_caches() { y_buffer.past_caches = saved_buffer.past_caches = true; }
 
   // The sums as callers see them: num e^max and den e^max with a whole number max, den near 1.
   void start(const float* num, const float* den, const float* max) {

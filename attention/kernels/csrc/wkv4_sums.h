@@ -2,6 +2,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 
 #include <type_traits>
 
@@ -19,6 +22,7 @@ struct Rows {
   T* first;
   int64_t stride;
   T* operator[](int64_t row) const { return first + row * stride; }
+  Rows reversed(int64_t last) const { return {first + last * stride, -stride}; }
 };
 
 // Asks for a row's cache lines before they are needed: with many streams at once the hardware does not keep up.
@@ -32,16 +36,36 @@ template <typename T>
 Rows<T> rows(const at::Tensor& x, int64_t batch, int64_t channel, bool reverse) {
   using Value = std::remove_const_t<T>;
   const int64_t length = x.size(1), stride = x.size(2);
-  T* base = static_cast<T*>(x.data_ptr<Value>()) + batch * length * stride + channel;
-  return reverse ? Rows<T>{base + (length - 1) * stride, -stride} : Rows<T>{base, stride};
+  const Rows<T> all{static_cast<T*>(x.data_ptr<Value>()) + batch * length * stride + channel, stride};
+  return reverse ? all.reversed(length - 1) : all;
+}
+
+// Writes past the caches, where the machine and the alignment allow it: no line is read only to be overwritten.
+template <int LANES>
+inline void write_past_caches(float* to, const float* from) {
+#ifdef __AVX__
+  if (reinterpret_cast<uintptr_t>(to) % 32 == 0) {
+    for (int c = 0; c < LANES; c += 8) _mm256_stream_ps(to + c, _mm256_load_ps(from + c));
+    return;
+  }
+#endif
+  std::copy_n(from, LANES, to);
+}
+
+// Makes such writes visible to other threads.
+inline void finish_writes() {
+#ifdef __AVX__
+  _mm_sfence();
+#endif
 }
 
 // Up to LANES channels of a row as fp32: in place where they are that already, otherwise in a buffer.
 template <typename T, int LANES>
 struct Buffer {
   alignas(64) float values[LANES] = {};
+  bool past_caches = false;
 
-  static bool in_place(int count) { return std::is_same_v<T, float> && count == LANES; }
+  bool in_place(int count) const { return std::is_same_v<T, float> && count == LANES && !past_caches; }
 
   const float* read(const T* from, int count) {
     if constexpr (std::is_same_v<T, float>) {
@@ -58,13 +82,16 @@ struct Buffer {
 
   float* target(T* to, int count) {
     if constexpr (std::is_same_v<T, float>) {
-      if (count == LANES) return to;
+      if (in_place(count)) return to;
     }
     return values;
   }
 
   void write(T* to, int count) const {
     if (in_place(count)) return;
+    if constexpr (std::is_same_v<T, float>) {
+      if (count == LANES) return write_past_caches<LANES>(to, values);
+    }
     if (count == LANES) {
 #pragma omp simd
       for (int c = 0; c < LANES; c++) to[c] = static_cast<T>(values[c]);
@@ -132,6 +159,55 @@ struct Sums {
       exponent[c] = std::max(exponent[c] + decay.exponent, kEmpty);
     }
     gap = 0;
+  }
+};
+
+// One step of a scan in channel c, with exponents of its own.
+template <int LANES>
+void add_uneven(Sums<LANES, 2>& sums, const Channels<LANES>& channels, int c, Split weight, float value) {
+  const int past = sums.top(c), now = weight.fraction == 0 ? kEmpty : weight.exponent;
+  const int next = std::max({past + channels.decay_exponent[c], now, kEmpty});
+  const int shift = sums.exponent[c] + channels.decay_exponent[c] - next;
+  const float added = scaled(weight.fraction, weight.exponent - next);
+  sums.x[0][c] = scaled(sums.x[0][c] * channels.decay_fraction[c], shift) + added * value;
+  sums.x[1][c] = scaled(sums.x[1][c] * channels.decay_fraction[c], shift) + added;
+  sums.exponent[c] = next;
+}
+
+// Smallest and largest key of a tile's visible rows.
+template <int LANES>
+struct Range {
+  alignas(64) float low[LANES], high[LANES];
+  bool any = false;
+
+  Range() {
+    std::fill_n(low, LANES, kFarthest);
+    std::fill_n(high, LANES, -kFarthest);
+  }
+
+  void add(const float* key) {
+    any = true;
+#pragma omp simd
+    for (int c = 0; c < LANES; c++) {  // a NaN is passed over here and shows in its row
+      low[c] = key[c] < low[c] ? key[c] : low[c];
+      high[c] = key[c] > high[c] ? key[c] : high[c];
+    }
+  }
+
+  // Largest exponent of each channel's denominators, about, where sums with the exponents `tops` come on top of these
+  // keys; whether it keeps all weights in reach.
+  bool choose(const Channels<LANES>& channels, const int* tops, int* exponents) const {
+    int deepest = 0;
+#pragma omp simd reduction(min : deepest)
+    for (int c = 0; c < LANES; c++) {
+      const int most = static_cast<int>(std::nearbyint(std::min(high[c], kFarthest) * kLog2e));
+      // a key without any weight is for uneven rows
+      const int least = low[c] > -kFarthest ? static_cast<int>(std::nearbyint(low[c] * kLog2e)) : kEmpty;
+      const int bonus = channels.bonus_exponent[c];
+      exponents[c] = std::max(most + std::max(bonus, 0), tops[c]);
+      deepest = std::min(deepest, least + std::min(bonus, 0) - exponents[c]);
+    }
+    return deepest >= kDeepest;
   }
 };
 
