@@ -59,23 +59,29 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "_step", stepping)
 
 
-@pytest.mark.slow
-def test_twenty_kills_change_nothing(tiny, tmp_path):
-    overrides = [*tiny, "attention=performer", "attention.redraw_interval=7", "trainer.steps=400", *LONG[1:]]
-    whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
-    run(whole)
+def train_and_kill(kills: int, overrides: list[str]) -> tuple[int, int]:
+    """Run to the end with so many kills on the way; how many there were, and how many of them in a write."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.lra.kill_loop", "0", "20", *overrides],
+        [sys.executable, "-m", "tests.lra.kill_loop", "0", str(kills), *overrides],
         cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     killed, while_writing = map(int, done.stdout.split())
+    return killed, while_writing
+
+
+@pytest.mark.slow
+def test_twenty_kills_change_nothing(tiny, tmp_path):
+    overrides = [*tiny, "attention=performer", "attention.redraw_interval=7", "trainer.steps=400", *LONG[1:]]
+    whole = [*overrides, f"runs_dir={tmp_path / 'whole'}"]
+    assert train_and_kill(0, whole) == (0, 0)
+    killed, while_writing = train_and_kill(20, overrides)
     assert killed == 20
     assert while_writing >= 1
     run_dir = compose_run(overrides).run_dir
     steps = [row["trainer/step"] for row in metrics(run_dir)]
     assert steps == list(range(1, 401))
-    same_outcome(whole.run_dir, run_dir)
+    same_outcome(compose_run(whole).run_dir, run_dir)
     assert len(list((run_dir / "checkpoints").glob("step-*.pt"))) == 2
 
 
