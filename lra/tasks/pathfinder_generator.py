@@ -6,30 +6,23 @@ Two kernels give the same bytes: ``cpp`` (``csrc/pathfinder.cpp``, built on firs
 Shapes: N images, S height and width, C paddles of a long contour. Coordinates are (y, x).
 """
 
-import ctypes
 import logging
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from attention import cxx
 from lra.errors import UserError
 from lra.tasks import pathfinder_growth as growth
+from lra.tasks import pathfinder_native as native
 from lra.tasks.pathfinder_parameters import CONTOUR_LENGTHS, Parameters, parameters
 from lra.tasks.pathfinder_sprites import Tables, tables
 
 __all__ = ["CONTOUR_LENGTHS", "KERNELS", "Parameters", "Samples", "available", "generate", "parameters", "stream"]
 
 KERNELS = ("auto", "cpp", "python")
-SOURCE = Path(__file__).parent / "csrc" / "pathfinder.cpp"
-FLAGS = ("-O3", "-march=native", "-std=c++17")
-TASKS_PER_WORKER = 8
-"""Threads share the images in this many parts each, so that none waits long for the last."""
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +62,9 @@ def generate(
         raise UserError(f"seed={seed}, images {start}..{start + count}: expected numbers from 0 to 2**63 - 1")
     samples = _empty(parameters, count)
     choices = [tables(parameters, margin) for margin in parameters.paddle_margins]
-    if _chosen(kernel) == "cpp":
-        made = _compiled(parameters, choices, seed, start, samples, workers or len(os.sched_getaffinity(0)))
-        samples.margins[:] = np.array(parameters.paddle_margins, np.uint8)[samples.margins[:]]
+    if _chosen(kernel, parameters) == "cpp":
+        made = native.fill(parameters, choices, seed, start, samples, workers or _cores())
+        samples.margins[:made] = np.array(parameters.paddle_margins, np.uint8)[samples.margins[:made]]
     else:
         made = _plain(parameters, choices, seed, start, samples)
     if made < count:
@@ -100,15 +93,15 @@ def stream(
 
 def available() -> dict[str, str | None]:
     """The kernels, with None or why one cannot run here."""
-    return {"cpp": _missing(), "python": None}
+    return {"cpp": native.missing(), "python": None}
 
 
-def _chosen(kernel: str) -> str:
+def _chosen(kernel: str, parameters: Parameters) -> str:
     if kernel not in KERNELS:
         raise UserError(f"kernel {kernel!r} of the Pathfinder generator is unknown; choose one of {', '.join(KERNELS)}")
     if kernel == "python":
         return kernel
-    missing = _missing()
+    missing = native.missing() or native.refuses(parameters)
     if missing and kernel == "cpp":
         raise UserError(f"kernel 'cpp' of the Pathfinder generator cannot run: {missing}")
     if missing:
@@ -121,54 +114,8 @@ def _warn(missing: str) -> None:
     log.warning("Pathfinder images come from the plain Python generator, some hundred times slower: %s", missing)
 
 
-@cache
-def _missing() -> str | None:
-    return cxx.load(SOURCE, _load, flags=FLAGS, instead="the plain Python generator runs instead")
-
-
-_library: list[ctypes.CDLL] = []
-
-
-def _load(path: str) -> None:
-    library = ctypes.CDLL(path)
-    library.lra_pathfinder.restype = ctypes.c_int64
-    library.lra_pathfinder.argtypes = [
-        ctypes.POINTER(_Parameters),
-        ctypes.POINTER(_Tables),
-        ctypes.c_uint64,
-        ctypes.c_uint64,
-        ctypes.c_int64,
-        _Samples,
-    ]
-    _library[:] = [library]
-
-
-class _Tables(ctypes.Structure):
-    """``Tables`` of the C++ source."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in Tables._fields] + [
-        (name, ctypes.c_int32) for name in ("picture", "ring_count", "disc_count", "marker")
-    ]
-
-
-class _Parameters(ctypes.Structure):
-    """``Parameters`` of the C++ source."""
-
-    _fields_ = [
-        (name, ctypes.c_int32)
-        for name in (
-            *("size", "padding", "seed_distance"),
-            *("contour_length", "distractor_length", "distractors", "paddle_retrials", "distractor_retrials"),
-            *("contour_level", "distractor_level", "marker_level"),
-            *("claimed", "free", "collision", "dead_end", "crowded", "most_attempts", "choices"),
-        )
-    ]
-
-
-class _Samples(ctypes.Structure):
-    """``Samples`` of the C++ source; it writes the index of the margin in place of the margin."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in Samples._fields]
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _empty(parameters: Parameters, count: int) -> Samples:
@@ -191,33 +138,3 @@ def _plain(p: Parameters, choices: list[Tables], seed: int, start: int, samples:
         for array, value in zip(samples, image, strict=True):
             array[i] = value
     return len(samples.labels)
-
-
-def _compiled(p: Parameters, choices: list[Tables], seed: int, start: int, samples: Samples, workers: int) -> int:
-    """Fill ``samples`` with the C++ kernel; returns how many images were made before the first that was not."""
-    count = len(samples.labels)
-    settings = _Parameters(
-        *(p.size, p.padding, p.seed_distance),
-        *(p.contour_length, p.distractor_length, p.distractors, p.paddle_retrials, p.distractor_retrials),
-        *p.levels,
-        *(growth.CLAIMED, growth.FREE, growth.COLLISION, growth.DEAD_END, growth.CROWDED, growth.MOST_ATTEMPTS),
-        len(choices),
-    )
-    pointers = (_Tables * len(choices))(
-        *(
-            _Tables(*(a.ctypes.data for a in t), t.lines.shape[-1], len(t.ring), len(t.disc), t.markers.shape[-1])
-            for t in choices
-        )
-    )
-    step = max(1, -(-count // (workers * TASKS_PER_WORKER)))
-
-    def part(first: int) -> int:
-        """The images of one call, in which the interpreter is free for the other threads."""
-        size = min(step, count - first)
-        out = _Samples(*(array[first:].ctypes.data for array in samples))
-        return first + _library[0].lra_pathfinder(settings, pointers, seed, start + first, size, out)
-
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        firsts = range(0, count, step)
-        ends = list(pool.map(part, firsts))
-    return next((end for first, end in zip(firsts, ends) if end < min(first + step, count)), count)

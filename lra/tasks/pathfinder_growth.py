@@ -188,8 +188,10 @@ class _Growth:
         pivot = pivot + self.t.forward[last.direction]
         points = pivot + self.t.ring
         inside = ((points >= 0) & (points < self.p.size)).all(axis=1)
-        free = np.array([CLAIMED - self._most_claimed(*p) if ok else 0 for p, ok in zip(points, inside)], np.int64)
-        weights = np.cumsum(free * self.t.weights[last.direction])
+        # pulling what lies beyond the edge to it leaves no disc: the most claimed pixel within the margin is the same
+        near = np.clip(points[:, None] + self.t.disc, 0, self.p.size - 1)
+        free = CLAIMED - self.claims[near[..., 0], near[..., 1]].max(axis=1).astype(np.int64)
+        weights = np.cumsum(free * inside * self.t.weights[last.direction])
         if weights[-1] <= DEAD_END:
             return None
         for _ in range(self.p.paddle_retrials + 1):
@@ -201,12 +203,6 @@ class _Growth:
                 contour.append(paddle)
                 return pivot
         return None
-
-    def _most_claimed(self, y: int, x: int) -> int:
-        """The strongest claim on a pixel within the margin of one."""
-        points = self.t.disc + (y, x)
-        points = points[((points >= 0) & (points < self.p.size)).all(axis=1)]
-        return int(self.claims[points[:, 0], points[:, 1]].max())
 
     def _claim(self, paddle: Paddle) -> None:
         mine, claims = self._overlap(self.t.areas[paddle.direction], paddle.y, paddle.x, self.claims)

@@ -5,6 +5,7 @@ Sources: [LRA] the parameters that Long Range Arena documents beside its builder
 al. (NeurIPS 2018, arXiv 1805.08315), for what [LRA] leaves out; [ours] a choice of this project.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,6 +56,10 @@ class Parameters:
     def levels(self) -> tuple[int, int, int]:
         """Contrast of a long contour, a distractor and a marker in hundredths: images are sums of integers."""
         return round(100 * self.snake_contrast * self.paddle_contrast), round(100 * self.snake_contrast), 100
+
+    def reach(self, margin: int) -> int:
+        """How far the picture of a paddle extends from its middle."""
+        return self.paddle_length + math.ceil(self.paddle_thickness) + margin
 
 
 # [LRA] gives distractor_length as contour_length / 3 and the number of distractors as a constant / distractor_length.

@@ -5,7 +5,7 @@ pixels on a ring back to its centre, in which a contour continues. For each ther
 the area it claims. All that needs floating point happens here, once a process; growing contours is then a matter of
 integers, which gives the same image in every kernel and on every machine.
 
-Coordinates are (y, x). Shapes: O directions, K ring pixels, P and Q sides of a picture, E classes of a marker's place.
+Coordinates are (y, x). Shapes: O directions, K ring pixels, P, Q and R sides of a picture, E classes of a marker's place.
 """
 
 import math
@@ -31,6 +31,8 @@ class Tables(NamedTuple):
     """uint8 (O, P, P): coverage of the pixels by a paddle that starts at the middle one."""
     areas: np.ndarray
     """uint8 (O, P, P): coverage by the area that the paddle keeps free of others."""
+    surroundings: np.ndarray
+    """uint8 (O, R, R): the most of ``areas`` within the margin of a pixel."""
     ends: np.ndarray
     """int32 (O, 2): from a paddle's start to its other end."""
     forward: np.ndarray
@@ -71,6 +73,7 @@ def tables(parameters: Parameters, margin: int) -> Tables:
     return Tables(
         lines=np.stack([line for line, _ in pictures]),
         areas=areas,
+        surroundings=np.stack([_dilate(np.pad(area, margin), margin) for area in areas]),
         ends=_offsets(drawn, length),
         forward=_offsets(headings, length + 2 * margin),
         pivots=_offsets(starts, length) + _offsets([(-y, -x) for y, x in starts], length + margin),
@@ -120,6 +123,15 @@ def _disc(radius: float) -> np.ndarray:
     return np.stack([part[y**2 + x**2 <= radius**2] for part in (y, x)], axis=1).astype(np.int32)
 
 
+def _dilate(image: np.ndarray, radius: int) -> np.ndarray:
+    """The most of ``image`` (Y, X) within ``radius`` of each pixel."""
+    out = np.zeros_like(image)
+    around = np.pad(image, radius)
+    for y, x in _disc(radius) + radius:
+        np.maximum(out, around[y : y + image.shape[0], x : x + image.shape[1]], out=out)
+    return out
+
+
 def _footprint(area: np.ndarray, reach: int) -> np.ndarray:
     """int32 (F, 2): where ``area`` is fully covered, one pixel down and right of the start as in the public generator.
 
@@ -134,15 +146,11 @@ def _footprint(area: np.ndarray, reach: int) -> np.ndarray:
 
 def _paddle(parameters: Parameters, margin: int, direction: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
     """uint8 (P, P) twice: the line and the area of a paddle that leaves the middle in ``direction``."""
-    reach = parameters.paddle_length + math.ceil(parameters.paddle_thickness) + margin
+    reach = parameters.reach(margin)
     middle, side = reach * ANTIALIAS, 2 * reach * ANTIALIAS + 1
     end = _offsets([direction], parameters.paddle_length * ANTIALIAS)[0] + middle
     large = draw_line(side, (middle, middle), (int(end[0]), int(end[1])), round(parameters.paddle_thickness * ANTIALIAS))
-    area = np.zeros_like(large)
-    spread = margin * ANTIALIAS
-    around = np.pad(large, spread)
-    for y, x in _disc(spread) + spread:
-        area |= around[y : y + side, x : x + side]
+    area = _dilate(large, margin * ANTIALIAS)
     small = 2 * reach + 1
     return scale_down(large, small), scale_down(area, small)
 

@@ -1,24 +1,25 @@
 // Pathfinder images: the compiled twin of pathfinder_growth.py, which says what is done and why.
 //
 // All arithmetic is on integers and the tables come from pathfinder_sprites.py, so both give the same bytes.
-// Coordinates are (y, x). Shapes: S height and width, C contour length, K ring pixels, P and Q sides of pictures.
+// Coordinates are (y, x). Shapes: S height and width, C contour length, K ring pixels, P, Q and R sides of pictures.
+//
+// Nearly all time goes into pairs of long contours that fail: thousands of paddles an image. So a paddle is one row of
+// 32 bytes at a time, the most claimed pixel around each pixel is kept up to date instead of being looked for, and
+// where a first contour may start is found once for each direction.
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <vector>
+#include "pathfinder_plane.h"
 
 extern "C" {
 
-// Mirrored by ctypes structures in pathfinder_generator.py.
+// Mirrored by ctypes structures in pathfinder_native.py.
 struct Tables {
-  const uint8_t *lines, *areas;                       // (O, P, P)
-  const int32_t *ends, *forward, *pivots;             // (O, 2), (O, 2), (360, 2)
-  const int32_t *footprint, *footprint_starts, *ring; // (F, 2), (361,), (K, 2)
-  const uint32_t* weights;                            // (O, K)
-  const int32_t *disc, *neighbours;                   // (N, 2), (360, 2)
-  const uint8_t* markers;                             // (E, E, Q, Q), E = Q
-  int32_t picture, ring_count, disc_count, marker;    // P, K, N, Q
+  const uint8_t *lines, *areas, *surroundings;         // (O, P, P), (O, P, P), (O, R, R)
+  const int32_t *ends, *forward, *pivots;              // (O, 2), (O, 2), (360, 2)
+  const int32_t *footprint, *footprint_starts, *ring;  // (F, 2), (361,), (K, 2)
+  const uint32_t* weights;                             // (O, K)
+  const int32_t* neighbours;                           // (360, 2)
+  const uint8_t* markers;                              // (Q, Q, Q, Q)
+  int32_t directions, picture, surrounding, ring_count, marker;  // O, P, R, K, Q
 };
 
 struct Parameters {
@@ -36,65 +37,49 @@ struct Samples {
 
 namespace {
 
+using namespace pathfinder;
+
 constexpr int kDegrees = 360;
 constexpr int kWords = 6;  // of a row of up to 256 bits, with a word of ones on either side
 
-struct Point {
-  int32_t y, x;
-};
-
-Point operator+(Point a, Point b) { return {a.y + b.y, a.x + b.x}; }
-
-Point at(const int32_t* table, int i) { return {table[2 * i], table[2 * i + 1]}; }
-
-struct Paddle {
-  int32_t direction;
-  Point place;
-};
-
 using Contour = std::vector<Paddle>;
 
-uint64_t mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-  return z ^ (z >> 31);
-}
-
-class Random {
- public:
-  Random(uint64_t seed, uint64_t index) : state_(mix(mix(seed) ^ index)) {}
-
-  uint32_t below(uint64_t bound) {
-    state_ += 0x9E3779B97F4A7C15ULL;
-    return static_cast<uint32_t>((mix(state_) >> 32) * bound >> 32);
-  }
-
- private:
-  uint64_t state_;
+// A direction in which a paddle may follow, where it would end relative to the pivot, and how likely.
+struct Turn {
+  int32_t direction;
+  Point end;
+  uint32_t weight;
 };
 
-// The rows and columns of the image that a picture covers whose middle lies at a point.
-struct Overlap {
-  Overlap(int size, int side, Point middle)
-      : corner{middle.y - side / 2, middle.x - side / 2},
-        top(std::max(0, corner.y)), left(std::max(0, corner.x)),
-        below(std::min(size, corner.y + side)), right(std::min(size, corner.x + side)) {}
+// What every image with one margin shares.
+struct Choice {
+  Choice(const Tables& tables)
+      : t(tables), areas(t.areas, t.directions, t.picture), surroundings(t.surroundings, t.directions, t.surrounding),
+        turns(t.directions), starts(kDegrees), known(kDegrees) {
+    for (int d = 0; d < t.directions; ++d)
+      for (int k = 0; k < t.ring_count; ++k)
+        if (const uint32_t w = t.weights[d * t.ring_count + k]) turns[d].push_back({kDegrees + k, at(t.ring, k), w});
+  }
 
-  Point corner;
-  int top, left, below, right;
+  const Tables& t;
+  Pictures areas, surroundings;
+  std::vector<std::vector<Turn>> turns;    // of each direction
+  std::vector<std::vector<Point>> starts;  // of a first long contour, by direction, where known
+  std::vector<bool> known;
 };
 
 class Growth {
  public:
-  Growth(const Parameters& parameters)
-      : p(parameters), claims_(p.size * p.size), before_(p.size * p.size), canvas_(p.size * p.size),
-        free_(p.size * kWords), room_(p.size * kWords) {}
+  Growth(const Parameters& parameters, const Tables* tables)
+      : p(parameters), choices_(tables, tables + p.choices), claims_(p.size), around_(p.size), claims_before_(p.size),
+        around_before_(p.size), canvas_(p.size * p.size), free_(p.size * kWords), room_(p.size * kWords) {}
 
-  bool image(const Tables* tables, uint64_t seed, uint64_t index, Samples out) {
+  bool image(uint64_t seed, uint64_t index, Samples out) {
     random_ = Random(seed, index);
     const int label = random_.below(2);
     const int choice = random_.below(p.choices);
-    t = tables + choice;
+    c = &choices_[choice];
+    t = &c->t;
     int attempts = 0;
     while (!two_contours())
       if (++attempts == p.most_attempts) return false;
@@ -127,17 +112,14 @@ class Growth {
 
  private:
   bool two_contours() {
-    std::fill(claims_.begin(), claims_.end(), static_cast<uint8_t>(p.claimed));
-    for (int y = p.padding; y < p.size - p.padding; ++y)
-      std::memset(&claims_[y * p.size + p.padding], 0, p.size - 2 * p.padding);
-    Point pivots[2];
-    for (int i = 0; i < 2; ++i) {
-      contours_[i].clear();
-      Paddle paddle;
-      if (!(i ? start_beside(contours_[0][0].place, paddle) : start(2 * p.seed_distance, 0, paddle))) return false;
-      contours_[i].push_back(paddle);
-      pivots[i] = first_pivot(paddle);
-    }
+    Paddle first, second;
+    if (!first_start(first) || !start_beside(first.place, second)) return false;
+    claims_.frame(p.padding, p.claimed);
+    // the border within the margin of a pixel: straight sides, so a frame again
+    around_.frame(p.padding + (t->surrounding - t->picture) / 2, p.claimed);
+    contours_[0].assign(1, first);
+    contours_[1].assign(1, second);
+    Point pivots[2] = {first_pivot(first), first_pivot(second)};
     for (int step = 1; step < p.contour_length; ++step)
       for (int i = 0; i < 2; ++i)
         if (!extend(contours_[i], pivots[i])) return false;
@@ -146,21 +128,21 @@ class Growth {
   }
 
   bool distractor() {
-    before_ = claims_;
     distractor_.clear();
     Paddle paddle;
-    if (start(1, (p.size * p.size + p.crowded - 1) / p.crowded, paddle)) {
-      distractor_.push_back(paddle);
-      Point pivot = first_pivot(paddle);
-      bool grows = true;
-      while (grows && static_cast<int>(distractor_.size()) < p.distractor_length) grows = extend(distractor_, pivot);
-      if (grows) {
-        claim(distractor_.back());
-        return true;
+    if (!distractor_start(paddle)) return false;
+    claims_before_ = claims_;
+    around_before_ = around_;
+    distractor_.push_back(paddle);
+    Point pivot = first_pivot(paddle);
+    while (static_cast<int>(distractor_.size()) < p.distractor_length)
+      if (!extend(distractor_, pivot)) {
+        std::swap(claims_, claims_before_);
+        std::swap(around_, around_before_);
+        return false;
       }
-    }
-    claims_.swap(before_);
-    return false;
+    claim(distractor_.back());
+    return true;
   }
 
   bool inside(Point a) const { return a.y >= 0 && a.y < p.size && a.x >= 0 && a.x < p.size; }
@@ -171,14 +153,22 @@ class Growth {
     return inside(paddle.place + at(t->ends, paddle.direction)) && inside(first_pivot(paddle));
   }
 
-  bool start(int border, int fewest_free, Paddle& paddle) {
+  bool startable(int direction) const { return t->footprint_starts[direction] < t->footprint_starts[direction + 1]; }
+
+  bool first_start(Paddle& paddle) {
     for (int trial = 0; trial <= p.paddle_retrials; ++trial) {
-      paddle.direction = random_.below(kDegrees);
-      if (t->footprint_starts[paddle.direction] == t->footprint_starts[paddle.direction + 1]) return false;
-      if (find_free(border) < fewest_free) return false;
-      const int places = find_room(paddle.direction);
-      if (!places) return false;
-      paddle.place = nth_place(random_.below(places));
+      const int direction = paddle.direction = random_.below(kDegrees);
+      std::vector<Point>& starts = c->starts[direction];
+      if (!c->known[direction] && startable(direction)) {
+        claims_.frame(p.padding, p.claimed);
+        find_free(2 * p.seed_distance);
+        find_room(direction);
+        for (int i = 0; i < p.size * p.size; ++i)
+          if (room(i / p.size, i % p.size)) starts.push_back({i / p.size, i % p.size});
+      }
+      c->known[direction] = true;
+      if (starts.empty()) return false;
+      paddle.place = starts[random_.below(starts.size())];
       if (fits_frame(paddle)) return true;
     }
     return false;
@@ -193,10 +183,27 @@ class Growth {
     return false;
   }
 
-  // Bits from .. to - 1, which are fewer than 65 and not none.
-  static uint64_t span(int from, int to) { return (~uint64_t{0} >> (64 - (to - from))) << from; }
+  bool distractor_start(Paddle& paddle) {
+    int free = -1;
+    for (int trial = 0; trial <= p.paddle_retrials; ++trial) {
+      paddle.direction = random_.below(kDegrees);
+      if (!startable(paddle.direction)) return false;
+      if (free < 0) free = find_free(1);
+      if (free * p.crowded < p.size * p.size) return false;
+      const int places = find_room(paddle.direction);
+      if (!places) return false;
+      paddle.place = nth_place(random_.below(places));
+      if (fits_frame(paddle)) return true;
+    }
+    return false;
+  }
 
   int words() const { return (p.size + 63) / 64; }
+
+  // Bits from .. to - 1 of a word.
+  static uint64_t span(int from, int to) {
+    return from < to ? (~uint64_t{0} >> (64 - (to - from))) << from : 0;
+  }
 
   // One bit a pixel that is free and not in the border; all beyond the image are. Returns how many in it are free.
   int find_free(int border) {
@@ -204,18 +211,30 @@ class Growth {
     for (int y = 0; y < p.size; ++y) {
       uint64_t* row = &free_[y * kWords];
       std::fill(row, row + kWords, ~uint64_t{0});
-      const uint8_t* claims = &claims_[y * p.size];
-      const bool inner_row = y >= border && y < p.size - border;
+      const bool inner = y >= border && y < p.size - border;
       for (int w = 0; w < words(); ++w) {
         const int first = w * 64, bits = std::min(64, p.size - first);
-        uint64_t taken = 0;
-        for (int i = 0; i < bits; ++i) taken |= static_cast<uint64_t>(claims[first + i] > p.free) << i;
-        count += bits - __builtin_popcountll(taken);
+        // beyond the image are zeros
+        uint8_t taken[64];
+        for (int i = 0; i < 64; ++i) taken[i] = claims_.row(y)[first + i] > p.free;
+        const uint64_t free = ~pack(taken) & span(0, bits);
+        count += __builtin_popcountll(free);
         const int from = std::clamp(border - first, 0, bits), to = std::clamp(p.size - border - first, 0, bits);
-        row[w + 1] = inner_row && from < to ? ~taken & span(from, to) | ~span(0, bits) : ~span(0, bits);
+        row[w + 1] = (inner ? free & span(from, to) : 0) | ~span(0, bits);
       }
     }
     return count;
+  }
+
+  // Bit i is byte i, each 0 or 1.
+  static uint64_t pack(const uint8_t bytes[64]) {
+    uint64_t out = 0;
+    for (int i = 0; i < 8; ++i) {
+      uint64_t eight;
+      std::memcpy(&eight, bytes + 8 * i, 8);
+      out |= (eight * 0x0102040810204080ULL >> 56) << (8 * i);
+    }
+    return out;
   }
 
   // One bit a pixel from which a contour may start in a direction; returns how many.
@@ -234,12 +253,15 @@ class Growth {
       }
     }
     int count = 0;
-    for (int y = 0; y < p.size; ++y) {
-      if (p.size % 64) room_[y * kWords + W - 1] &= (uint64_t{1} << p.size % 64) - 1;
-      for (int w = 0; w < W; ++w) count += __builtin_popcountll(room_[y * kWords + w]);
-    }
+    for (int y = 0; y < p.size; ++y)
+      for (int w = 0; w < W; ++w) {
+        room_[y * kWords + w] &= span(0, std::min(64, p.size - w * 64));
+        count += __builtin_popcountll(room_[y * kWords + w]);
+      }
     return count;
   }
+
+  bool room(int y, int x) const { return room_[y * kWords + x / 64] >> x % 64 & 1; }
 
   Point nth_place(int n) const {
     for (int y = 0;; ++y)
@@ -257,20 +279,20 @@ class Growth {
   bool extend(Contour& contour, Point& pivot) {
     const Paddle last = contour.back();
     const Point next = pivot + at(t->forward, last.direction);
-    const uint32_t* weights = t->weights + static_cast<int64_t>(last.direction) * t->ring_count;
-    totals_.resize(t->ring_count);
+    const std::vector<Turn>& turns = c->turns[last.direction];
+    totals_.clear();
     uint32_t total = 0;
-    for (int k = 0; k < t->ring_count; ++k) {
-      const Point point = next + at(t->ring, k);
-      if (weights[k] && inside(point)) total += (p.claimed - most_claimed(point)) * weights[k];
-      totals_[k] = total;
+    for (const Turn& turn : turns) {
+      const Point end = next + turn.end;
+      if (inside(end)) total += (p.claimed - around_.row(end.y)[end.x]) * turn.weight;
+      totals_.push_back(total);
     }
     if (total <= static_cast<uint32_t>(p.dead_end)) return false;
     for (int trial = 0; trial <= p.paddle_retrials; ++trial) {
       const uint32_t drawn = random_.below(total);
-      const int k = static_cast<int>(std::upper_bound(totals_.begin(), totals_.end(), drawn) - totals_.begin());
-      const Paddle paddle{kDegrees + k, next + at(t->ring, k)};
-      if (collides(paddle)) continue;
+      const Turn& turn = turns[std::upper_bound(totals_.begin(), totals_.end(), drawn) - totals_.begin()];
+      const Paddle paddle{turn.direction, next + turn.end};
+      if (claims_.reaches(p.collision, c->areas, paddle)) continue;
       claim(last);
       contour.push_back(paddle);
       pivot = next;
@@ -279,59 +301,29 @@ class Growth {
     return false;
   }
 
-  uint32_t most_claimed(Point point) const {
-    uint8_t most = 0;
-    for (int i = 0; i < t->disc_count; ++i) {
-      const Point near = point + at(t->disc, i);
-      if (inside(near)) most = std::max(most, claims_[near.y * p.size + near.x]);
-    }
-    return most;
-  }
-
-  const uint8_t* area(const Paddle& paddle) const {
-    return t->areas + static_cast<int64_t>(paddle.direction) * t->picture * t->picture;
-  }
-
-  bool collides(const Paddle& paddle) const {
-    const Overlap o(p.size, t->picture, paddle.place);
-    const uint8_t* picture = area(paddle);
-    for (int y = o.top; y < o.below; ++y) {
-      const uint8_t* mine = picture + (y - o.corner.y) * t->picture - o.corner.x;
-      const uint8_t* claims = &claims_[y * p.size];
-      int most = 0;
-      for (int x = o.left; x < o.right; ++x) most = std::max(most, mine[x] + claims[x]);
-      if (most >= p.collision) return true;
-    }
-    return false;
-  }
-
   void claim(const Paddle& paddle) {
-    const Overlap o(p.size, t->picture, paddle.place);
-    const uint8_t* picture = area(paddle);
-    for (int y = o.top; y < o.below; ++y) {
-      const uint8_t* mine = picture + (y - o.corner.y) * t->picture - o.corner.x;
-      uint8_t* claims = &claims_[y * p.size];
-      for (int x = o.left; x < o.right; ++x) claims[x] = std::max(claims[x], mine[x]);
-    }
+    claims_.raise(c->areas, paddle);
+    around_.raise(c->surroundings, paddle);
   }
 
   void draw(const Contour& contour, int level) {
     for (const Paddle& paddle : contour)
-      draw(t->lines + static_cast<int64_t>(paddle.direction) * t->picture * t->picture, t->picture, paddle.place, level);
+      draw(t->lines + paddle.direction * t->picture * t->picture, t->picture, paddle.place, level);
   }
 
   void draw(const uint8_t* picture, int side, Point place, int level) {
-    const Overlap o(p.size, side, place);
-    for (int y = o.top; y < o.below; ++y) {
-      const uint8_t* mine = picture + (y - o.corner.y) * side - o.corner.x;
-      int32_t* pixels = &canvas_[y * p.size];
-      for (int x = o.left; x < o.right; ++x) pixels[x] = std::max(pixels[x], mine[x] * level);
-    }
+    const Point corner{place.y - side / 2, place.x - side / 2};
+    const int left = std::max(0, corner.x), right = std::min(p.size, corner.x + side);
+    for (int y = std::max(0, corner.y); y < std::min(p.size, corner.y + side); ++y)
+      for (int x = left; x < right; ++x) {
+        int32_t& pixel = canvas_[y * p.size + x];
+        pixel = std::max(pixel, picture[(y - corner.y) * side + x - corner.x] * level);
+      }
   }
 
   void draw_marker(Point place) {
-    const int64_t pictures = static_cast<int64_t>(marker_class(place.y)) * t->marker + marker_class(place.x);
-    draw(t->markers + pictures * t->marker * t->marker, t->marker, place, p.marker_level);
+    const int picture = marker_class(place.y) * t->marker + marker_class(place.x);
+    draw(t->markers + picture * t->marker * t->marker, t->marker, place, p.marker_level);
   }
 
   int marker_class(int place) const {
@@ -350,16 +342,19 @@ class Growth {
 
   void stretch(uint8_t* out) const {
     const int32_t most = *std::max_element(canvas_.begin(), canvas_.end());
-    for (size_t i = 0; i < canvas_.size(); ++i) out[i] = static_cast<uint8_t>((2 * 255 * canvas_[i] + most) / (2 * most));
+    for (size_t i = 0; i < canvas_.size(); ++i)
+      out[i] = canvas_[i] ? static_cast<uint8_t>((2 * 255 * canvas_[i] + most) / (2 * most)) : 0;
   }
 
   const Parameters& p;
+  std::vector<Choice> choices_;
+  Choice* c = nullptr;
   const Tables* t = nullptr;
   Random random_{0, 0};
-  std::vector<uint8_t> claims_, before_;  // (S, S)
-  std::vector<int32_t> canvas_;           // (S, S)
-  std::vector<uint64_t> free_, room_;     // (S, kWords)
-  std::vector<uint32_t> totals_;          // (K,)
+  Plane claims_, around_, claims_before_, around_before_;
+  std::vector<int32_t> canvas_;        // (S, S)
+  std::vector<uint64_t> free_, room_;  // (S, kWords)
+  std::vector<uint32_t> totals_;       // (K,)
   Contour contours_[2], distractor_;
 };
 
@@ -371,11 +366,12 @@ extern "C" {
 int64_t lra_pathfinder(const Parameters* parameters, const Tables* tables, uint64_t seed, uint64_t first, int64_t count,
                        Samples out) {
   const int64_t pixels = static_cast<int64_t>(parameters->size) * parameters->size;
-  Growth growth(*parameters);
+  const int64_t coordinates = 8 * parameters->contour_length;
+  Growth growth(*parameters, tables);
   for (int64_t i = 0; i < count; ++i) {
-    const Samples one{out.images + i * pixels,         out.labels + i,      out.choices + i,
-                      out.paddles + i * 8 * parameters->contour_length, out.markers + i * 4, out.distractors + i};
-    if (!growth.image(tables, seed, first + i, one)) return i;
+    const Samples one{out.images + i * pixels,       out.labels + i,      out.choices + i,
+                      out.paddles + i * coordinates, out.markers + i * 4, out.distractors + i};
+    if (!growth.image(seed, first + i, one)) return i;
   }
   return count;
 }
