@@ -3,9 +3,14 @@
 To add one: a file with a ``Mixer`` and its ``Config``, a line in ``REGISTRY``, a YAML in ``conf/attention``.
 """
 
-from importlib import import_module
+from __future__ import annotations
 
-from attention.base import Mixer, MixerConfig
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # what needs no mixer needs no torch
+    from attention.base import Mixer, MixerConfig
 
 REGISTRY: dict[str, str] = {
     "softmax": "attention.softmax:Softmax",

@@ -1,6 +1,7 @@
 """The loader of native kernels: what it does where it cannot build, and with a damaged cache."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -39,7 +40,7 @@ except ValueError as error:
 """
 
 needs_compiler = pytest.mark.skipif(
-    native.shutil.which(os.environ.get("CXX", "c++")) is None, reason="there is no C++ compiler"
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="there is no C++ compiler"
 )
 
 
