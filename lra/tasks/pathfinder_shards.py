@@ -1,0 +1,63 @@
+"""Generated images in files of one chunk each, so that an interrupted preparation goes on where it was."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from lra.data.arrays import Writer
+from lra.errors import UserError
+from lra.results import write_atomic
+from lra.tasks.pathfinder_generator import Parameters, generate
+
+log = logging.getLogger(__name__)
+
+
+class Shards:
+    """Chunks of images below a hidden folder beside ``folder``; it goes when the block ends without an exception."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.with_name(f".{folder.name}.shards")
+
+    def __enter__(self) -> "Shards":
+        found = len(list(self._folder.glob("*.npy")))
+        if found:
+            log.info("going on after %d chunks of an interrupted run", found)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def get(self, parameters: Parameters, seed: int, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Images uint8 (count, S, S) and labels uint8 (count,) from ``start`` on, generated unless they are there."""
+        path = self._folder / f"{start}-{count}.npy"
+        pixels = parameters.size**2
+        packed = self._load(path, (count, pixels + 1))
+        if packed is None:
+            samples = generate(parameters, seed, start, count)
+            packed = np.column_stack([samples.images.reshape(count, pixels), samples.labels])
+            self._save(path, packed)
+        return packed[:, :-1].reshape(count, parameters.size, parameters.size), packed[:, -1]
+
+    @staticmethod
+    def _load(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
+        try:
+            found = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return None
+        return found if found.shape == shape and found.dtype == np.uint8 else None
+
+    @staticmethod
+    def _save(path: Path, packed: np.ndarray) -> None:
+        import io
+
+        buffer = io.BytesIO()
+        np.save(buffer, packed)
+        try:
+            write_atomic(path, buffer.getvalue())
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path}: {error.strerror or error}; free space, get permission or choose another data folder"
+            ) from error
