@@ -77,6 +77,11 @@ class Text(PreparedTask):
         text_source.fetch(config.source, data_dir)
 
     @classmethod
+    def lacking(cls, config: Config, data_dir: Path) -> str | None:
+        """A network is enough."""
+        return text_source.lacking(config.source, data_dir) or super().lacking(config, data_dir)
+
+    @classmethod
     def source_files(cls, config: Config, data_dir: Path) -> dict[str, Path]:
         """The parquet files."""
         return text_source.files(config.source, data_dir)

@@ -38,6 +38,14 @@ def fetch(source: str, data_dir: Path) -> None:
         sources.load(REPO, REVISION, COLUMNS, source=source, data_dir=data_dir)
 
 
+def lacking(source: str, data_dir: Path) -> str | None:
+    """What to get if the reviews are not on this machine."""
+    if _locate(source, data_dir) is not None:
+        return None
+    folder = sources.mirrors(REPO, data_dir)[-1]
+    return f"{REPO} from the Hugging Face Hub, or its train-*.parquet and test-*.parquet in {folder}"
+
+
 def files(source: str, data_dir: Path) -> dict[str, Path]:
     """The parquet files on this machine; none for a tree, of which the fingerprint of the texts is the proof."""
     if (folder := _locate(source, data_dir)) is None or _tree(folder):
