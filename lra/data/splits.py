@@ -1,4 +1,4 @@
-"""Which rows are validation, and which are a choice of N rows: fixed, published, the same for everybody.
+"""Which rows are validation: fixed, published, the same for everybody.
 
 The data sets come without a validation split (IMDb, CIFAR-10) or without any (Pathfinder). ``splits/*.json`` publish
 ours as ids, one bit a row. Every choice is the first rows in the order of a SHA-256, which no library's random
@@ -38,17 +38,6 @@ def load(name: str) -> dict[str, np.ndarray]:
 def fingerprints(name: str) -> dict[str, str]:
     """What ``fingerprint`` gives for the published splits of ``imdb``."""
     return _read(name)["fingerprints"]
-
-
-def subset(split: str, rows: int, wanted: int) -> np.ndarray:
-    """Positions of ``wanted`` of the ``rows`` rows of a task's split, ascending; all for 0.
-
-    The choice depends on nothing else, and a smaller one is part of a larger one. Raises ``UserError`` naming
-    ``task.<split>_rows`` if there are fewer.
-    """
-    if wanted > rows:
-        raise UserError(f"task.{split}_rows={wanted}: the source has {rows} rows; choose at most as many, or 0 for all")
-    return np.sort(ranked(f"subset-{split}", rows)[:wanted]) if wanted else np.arange(rows)
 
 
 def ranked(key: str, rows: int) -> np.ndarray:

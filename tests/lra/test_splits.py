@@ -55,18 +55,6 @@ def test_an_altered_file_is_refused(tmp_path, monkeypatch):
         splits.load("cifar10")
 
 
-def test_a_smaller_choice_of_rows_is_part_of_a_larger_one():
-    some, more = splits.subset("train", 1000, 50), splits.subset("train", 1000, 400)
-    assert (len(set(some.tolist())), len(set(more.tolist()))) == (50, 400)
-    assert set(some.tolist()) < set(more.tolist())
-    assert (np.diff(some) > 0).all()
-    assert some.tolist() != splits.subset("test", 1000, 50).tolist()
-    np.testing.assert_array_equal(splits.subset("train", 7, 0), np.arange(7))
-    np.testing.assert_array_equal(splits.subset("train", 7, 7), np.arange(7))
-    with pytest.raises(UserError, match=r"task.test_rows=8: the source has 7 rows"):
-        splits.subset("test", 7, 8)
-
-
 def digests(texts):
     return [hashlib.sha256(text.encode()).digest() for text in texts]
 

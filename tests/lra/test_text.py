@@ -9,8 +9,8 @@ import pytest
 
 from lra.config import compose_run
 from lra.errors import UserError
-from lra.tasks.text import Config, Text
-from lra.tasks.text_tokens import Characters, from_bytes, to_bytes
+from lra.tasks.retrieval_tokens import Bytes, Characters
+from lra.tasks.text import Config, Text, frequent_characters
 from tests.lra.reviews import some, write_hub, write_tree
 
 COPY = {"train": some(200), "test": some(60, start=1000)}
@@ -38,7 +38,7 @@ def prepare(data, source, **options):
 
 
 def texts_of(split):
-    return [to_bytes(split.row(i)).decode() for i in range(len(split))]
+    return [Bytes(99).decode(split.row(i)).decode() for i in range(len(split))]
 
 
 def digest(folder):
@@ -57,28 +57,29 @@ def digest(folder):
     ],
 )
 def test_bytes_by_hand(text, length, ids):
-    found, lengths = from_bytes([text.encode(), b"z"], length)
+    found, lengths = Bytes(length).encode([text.encode(), b"z"])
     assert found.tolist() == [*ids, 123]
     assert lengths.tolist() == [len(ids), 1]
-    assert to_bytes(found[: len(ids)]) == text.encode()[:length]
+    assert Bytes(length).decode(found[: len(ids)]) == text.encode()[:length]
 
 
 def test_every_byte_has_its_own_id_and_none_is_padding():
-    ids, _ = from_bytes([bytes(range(256))], 256)
+    ids, _ = Bytes(256).encode([bytes(range(256))])
     assert ids.tolist() == list(range(1, 257))
 
 
 def test_characters_by_hand():
     # b 20 times, a 16, é and 😀 15 each, z and ü too rare; with equal counts the lower code point comes first
     texts = ["b" * 20 + "a" * 16 + "😀" * 15, "é" * 15 + "z" * 14, "ü"]
-    characters = Characters.found_in([text.encode() for text in texts], 100)
-    assert (characters.known, characters.vocab_size) == ("baé😀", 7)
-    ids, lengths = characters.encode(["aé😀b".encode(), "züb".encode(), b"aaaaaaa"], 5)
+    assert frequent_characters([text.encode() for text in texts], 101) == "baé😀"
+    characters = Characters(5, "baé😀")
+    assert characters.vocab_size == 7
+    ids, lengths = characters.encode(["aé😀b".encode(), "züb".encode(), b"aaaaaaa"])
     assert ids.tolist() == [4, 5, 6, 3, 2] + [1, 1, 3, 2] + [4, 4, 4, 4, 2]
     assert lengths.tolist() == [5, 4, 5]
-    assert characters.decode(ids[:5]) == "aé😀b"
+    assert characters.decode(ids[:5]) == "aé😀b".encode()
     # only what is kept of a text counts
-    assert Characters.found_in([text.encode() for text in texts], 36).known == "baé"
+    assert frequent_characters([text.encode() for text in texts], 37) == "baé"
 
 
 def test_prepares_every_row_with_its_label(tmp_path, hub):
@@ -175,7 +176,7 @@ def test_verify_finds_one_wrong_label_and_one_wrong_byte(tmp_path, hub, fidelity
         Text.verify(config, tmp_path)
     tokens[3] = 0
     rewrite(folder, "test", "tokens", tokens.tobytes())
-    with pytest.raises(UserError, match=r"expected ids 1..\d+ in test, found 0"):
+    with pytest.raises(UserError, match="expected row 0 of test to be ids of a text"):
         Text.verify(config, tmp_path)
 
 
