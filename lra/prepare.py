@@ -1,13 +1,21 @@
 """``lra data``: what is there, build it, prove it."""
 
 import argparse
+import json
+import shlex
+import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
 import lra.tasks
 from lra.config import RunConfig, compose_run
+from lra.data.arrays import SPLITS
 from lra.errors import UserError
+
+TASK_WIDTH = 12
+LINE = f"{{:<{TASK_WIDTH}}}{{:<48}} {{:>10}} {{:>10}} {{:>10}} {{:>9}}"
+"""Task, folder, rows of each split, size."""
 
 
 def main(arguments: list[str]) -> int:
@@ -38,7 +46,12 @@ def _prepare(config: RunConfig) -> int:
             bar.total = total
             bar.update(done - bar.n)
 
-        folder = lra.tasks.load(config.task.name).prepare(config.task, Path(config.data_dir), progress)
+        try:
+            folder = lra.tasks.load(config.task.name).prepare(config.task, Path(config.data_dir), progress)
+        except KeyboardInterrupt:
+            bar.close()
+            print("interrupted: nothing was left half-written; the same command starts again", file=sys.stderr)
+            return 130
     print(f"{folder}: ready")
     return 0
 
@@ -50,13 +63,39 @@ def _verify(config: RunConfig) -> int:
 
 
 def _list(names: list[str], overrides: list[str]) -> int:
+    data_dir = Path(compose_run([word for word in overrides if word.startswith("data_dir=")]).data_dir)
+    print(f"in {data_dir}\n\n" + LINE.format("task", "prepared", *SPLITS, "MiB").rstrip())
     for name in names:
-        config = compose_run([f"task={name}", *overrides])
-        parent = lra.tasks.load(name).folder(config.task, Path(config.data_dir)).parent
-        found = sorted(p.parent for p in parent.glob("[!.]*/manifest.json")) if parent.is_dir() else []
+        found = sorted(path.parent for path in (data_dir / name).glob("[!.]*/manifest.json"))
         for folder in found:
-            size = sum(f.stat().st_size for f in folder.iterdir() if f.is_file())
-            print(f"{name:<12} {folder}  {size / 2**20:.1f} MiB")
+            print(_prepared(name, folder))
         if not found:
-            print(f"{name:<12} not prepared; run: lra data prepare {name}")
+            print(_unprepared(name, overrides))
     return 0
+
+
+def _prepared(name: str, folder: Path) -> str:
+    """Rows, size and origin of a prepared data set, on two lines."""
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        rows = [f"{manifest['splits'][split]['rows']:,}" for split in SPLITS]
+        origin = f"{manifest['details']['source']}; {manifest['details']['exact']}"
+        version = manifest["version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        rows, origin, version = ["?"] * 3, "damaged: delete it and prepare it again", None
+    if version not in (None, lra.tasks.load(name).VERSION):
+        origin = f"of version {version}, which is no longer read: delete it"
+    return LINE.format(name, folder.name, *rows, f"{size / 2**20:.1f}") + f"\n{'':<{TASK_WIDTH}}{origin}"
+
+
+def _unprepared(name: str, overrides: list[str]) -> str:
+    """The command that prepares the data set of a task, and what it needs that is not here."""
+    try:
+        config = compose_run([f"task={name}", *overrides])
+        lacking = lra.tasks.load(name).lacking(config.task, Path(config.data_dir))
+    except UserError as error:
+        lacking = str(error)
+    command = f"`{' '.join(['lra data prepare', name, *map(shlex.quote, overrides)])}`"
+    needs = f"needs\n{'':<{TASK_WIDTH}}{lacking}" if lacking else "needs nothing that is not here"
+    return f"{name:<{TASK_WIDTH}}not prepared; {command} {needs}"

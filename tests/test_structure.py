@@ -60,6 +60,7 @@ def test_files_and_functions_stay_small(path):
         ("lra.cli", ("torch", "hydra", "pandas")),
         ("lra.table", ("torch", "hydra")),
         ("lra.tasks.listops", ("torch",)),
+        ("lra.tasks.text", ("torch", "datasets")),
     ],
 )
 def test_light_modules_stay_light(module, forbidden):

@@ -7,6 +7,7 @@ from lra.tasks.base import Task
 REGISTRY: dict[str, str] = {
     "listops": "lra.tasks.listops:ListOps",
     "retrieval": "lra.tasks.retrieval:Retrieval",
+    "text": "lra.tasks.text:Text",
 }
 
 

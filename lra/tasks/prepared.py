@@ -98,6 +98,15 @@ class PreparedTask(ABC):
         """Bring the source to this machine where it must come from elsewhere; ``build`` finds it there."""
 
     @classmethod
+    def lacking(cls, config: TaskConfig, data_dir: Path) -> str | None:
+        """What ``prepare`` needs that is not on this machine, for people; None if all is there."""
+        try:
+            cls.source_files(cls.resolved(config, data_dir), data_dir)
+        except UserError as error:
+            return str(error)
+        return None
+
+    @classmethod
     def source_files(cls, config: TaskConfig, data_dir: Path) -> dict[str, Path]:
         """Files whose sha256 proves that the source is still the one that was read; none if generated."""
         return {}
