@@ -69,9 +69,7 @@ def _first_error(error: subprocess.SubprocessError) -> str:
     return next((line for line in lines if "error" in line.lower()), lines[-1]).strip()
 
 
-def _build(
-    source: Path, compiler: str, flags: tuple[str, ...], against: Callable[[], list[str]], version: str
-) -> Path:
+def _build(source: Path, compiler: str, flags: tuple[str, ...], against: Callable[[], list[str]], version: str) -> Path:
     """Path of the library, built unless it is whole in the cache; one process builds, others wait for it."""
     library = cache_dir() / f"{source.stem}-{_key(source, compiler, flags, version)}.so"
     if _whole(library):

@@ -8,6 +8,8 @@ REGISTRY: dict[str, str] = {
     "listops": "lra.tasks.listops:ListOps",
     "retrieval": "lra.tasks.retrieval:Retrieval",
     "text": "lra.tasks.text:Text",
+    "pathfinder": "lra.tasks.pathfinder:Pathfinder",
+    "pathx": "lra.tasks.pathfinder:PathX",
 }
 
 

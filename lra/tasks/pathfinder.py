@@ -66,9 +66,7 @@ class Pathfinder(PreparedTask):
             lengths = ", ".join(f"{side * side} ({side} x {side})" for side in cls.SIDES)
             raise UserError(f"task.length={config.length}: {cls.NAME} has images of {lengths} pixels; choose one")
         if config.difficulty not in CONTOUR_LENGTHS:
-            raise UserError(
-                f"task.difficulty={config.difficulty!r} is unknown; choose {' | '.join(CONTOUR_LENGTHS)}"
-            )
+            raise UserError(f"task.difficulty={config.difficulty!r} is unknown; choose {' | '.join(CONTOUR_LENGTHS)}")
         if _side(config) == 16 and config.difficulty != "hard":
             raise UserError(f"task.difficulty={config.difficulty}: images of 16 x 16 have hard only")
         cls.check_ranges(config, seed=(0, 2**63 - 1))

@@ -1,12 +1,12 @@
 """Generated images in files of one chunk each, so that an interrupted preparation goes on where it was."""
 
+import io
 import logging
 import shutil
 from pathlib import Path
 
 import numpy as np
 
-from lra.data.arrays import Writer
 from lra.errors import UserError
 from lra.results import write_atomic
 from lra.tasks.pathfinder_generator import Parameters, generate
@@ -51,13 +51,11 @@ class Shards:
 
     @staticmethod
     def _save(path: Path, packed: np.ndarray) -> None:
-        import io
-
         buffer = io.BytesIO()
         np.save(buffer, packed)
         try:
             write_atomic(path, buffer.getvalue())
         except OSError as error:
             raise UserError(
-                f"cannot write {path}: {error.strerror or error}; free space, get permission or choose another data folder"
+                f"cannot write {path}: {error.strerror or error}; free space or choose another data folder"
             ) from error

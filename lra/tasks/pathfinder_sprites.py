@@ -80,7 +80,9 @@ def tables(parameters: Parameters, margin: int) -> Tables:
         footprint=np.concatenate(footprints),
         footprint_starts=np.cumsum([0, *map(len, footprints)]).astype(np.int32),
         ring=np.array(ring, np.int32),
-        weights=np.array([[_weight(h, r, parameters.continuity) for r in ring_directions] for h in headings], np.uint32),
+        weights=np.array(
+            [[_weight(h, r, parameters.continuity) for r in ring_directions] for h in headings], np.uint32
+        ),
         disc=_disc(margin),
         neighbours=_offsets(starts, parameters.seed_distance, lambda v: math.floor(v + 0.5)),
         markers=_markers(parameters.marker_radius),
@@ -101,7 +103,9 @@ def _snap(value: float) -> float:
     return round(value, 9)
 
 
-def _offsets(directions: list[tuple[float, float]], distance: int, whole: Callable[[float], int] = math.ceil) -> np.ndarray:
+def _offsets(
+    directions: list[tuple[float, float]], distance: int, whole: Callable[[float], int] = math.ceil
+) -> np.ndarray:
     """int32 (directions, 2): the pixel offset that ``distance`` in each direction comes to."""
     return np.array([[whole(_snap(distance * part)) for part in d] for d in directions], np.int32)
 
@@ -149,7 +153,9 @@ def _paddle(parameters: Parameters, margin: int, direction: tuple[float, float])
     reach = parameters.reach(margin)
     middle, side = reach * ANTIALIAS, 2 * reach * ANTIALIAS + 1
     end = _offsets([direction], parameters.paddle_length * ANTIALIAS)[0] + middle
-    large = draw_line(side, (middle, middle), (int(end[0]), int(end[1])), round(parameters.paddle_thickness * ANTIALIAS))
+    large = draw_line(
+        side, (middle, middle), (int(end[0]), int(end[1])), round(parameters.paddle_thickness * ANTIALIAS)
+    )
     area = _dilate(large, margin * ANTIALIAS)
     small = 2 * reach + 1
     return scale_down(large, small), scale_down(area, small)

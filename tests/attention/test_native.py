@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from attention.kernels import native
-
 SOURCE = """
 #include <torch/library.h>
 TORCH_LIBRARY(lra_probe, m) { m.def("same(Tensor x) -> Tensor"); }
