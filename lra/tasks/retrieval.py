@@ -15,7 +15,7 @@ from lra.tasks import retrieval_source
 from lra.tasks.base import TaskConfig
 from lra.tasks.prepared import Disproved, PreparedTask, Progress
 from lra.tasks.retrieval_source import Pair, Source
-from lra.tasks.retrieval_tokens import Bytes, Characters, Tokens, characters_of
+from lra.tasks.text_tokens import Bytes, Characters, Tokens, characters_of
 
 NATIVE_LENGTH = 4000
 LONGEST = 65_536

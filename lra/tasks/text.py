@@ -17,8 +17,8 @@ from lra.errors import UserError
 from lra.tasks import text_source
 from lra.tasks.base import TaskConfig
 from lra.tasks.prepared import Disproved, PreparedTask, Progress
-from lra.tasks.retrieval_tokens import SPECIALS, Bytes, Characters, Tokens, first_characters
 from lra.tasks.text_source import BLOCK_ROWS, Reviews
+from lra.tasks.text_tokens import SPECIALS, Bytes, Characters, Tokens, first_characters
 
 NATIVE_LENGTH = 4000
 """Of LRA's paper, section 2.2.2; the configuration released with it has 1000, S4 4096."""

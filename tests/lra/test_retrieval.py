@@ -17,7 +17,7 @@ from lra.data.subset import choose
 from lra.errors import UserError
 from lra.tasks import load
 from lra.tasks.retrieval import Config, Retrieval
-from lra.tasks.retrieval_tokens import Bytes, Characters, characters_of
+from lra.tasks.text_tokens import Bytes, Characters, characters_of
 from tests.lra.retrieval_files import ignore, manifest, prepared, write_source
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ import pytest
 
 from lra.config import compose_run
 from lra.errors import UserError
-from lra.tasks.retrieval_tokens import Bytes, Characters
 from lra.tasks.text import Config, Text, frequent_characters
+from lra.tasks.text_tokens import Bytes, Characters
 from tests.lra.reviews import some, write_hub, write_tree
 
 COPY = {"train": some(200), "test": some(60, start=1000)}
