@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 
 NATIVE = {"listops": 2000, "text": 4000, "retrieval": 4000, "image": 1024, "pathfinder": 1024}
 """LRA's own length of each task: only there do published numbers exist."""
+S4_NATIVE = {**NATIVE, "listops": 2048, "text": 4096}
+"""The same in the input pipeline of S4, with its end-of-sequence token."""
 PATH_X = ("pathfinder", 16384)
-"""Published too, but not part of LRA's average."""
+"""Published too, but not part of LRA's average. A run's task is ``pathx`` or ``pathfinder``."""
 REGIMES = ("short", "medium", "long", "extreme")
 MARKS = {"failed": "FAIL", "oom": "OOM", "stuck": "STUCK", "interrupted": "INT"}
 PARAMETER_TOLERANCE = 1.10
@@ -23,27 +25,34 @@ class Column:
     task_version: str
     length: int
     regime: str
+    fidelity: str = "lra"
+    """Whose input pipeline the rows follow."""
 
     @property
     def label(self) -> str:
-        return f"{self.task} {self.length}"
+        return f"{self.task} {self.length}" + (f" ({self.fidelity})" if self.fidelity != "lra" else "")
 
     @property
     def order(self) -> tuple[int, str, int]:
         """Tasks as LRA lists them, then by length."""
-        known = list(NATIVE)
+        known = [*NATIVE, "pathx"]
         return (known.index(self.task) if self.task in known else len(known), self.task, self.length)
 
     @property
     def at_home(self) -> tuple[str, int] | None:
         """The task and LRA's own length for it, of which there are published numbers; None if LRA lacks the task."""
-        if (self.task, self.length) == PATH_X:
+        if self.path_x:
             return PATH_X
         return (self.task, NATIVE[self.task]) if self.task in NATIVE else None
 
     @property
     def native(self) -> bool:
-        return NATIVE.get(self.task) == self.length or (self.task, self.length) == PATH_X
+        own = S4_NATIVE if self.fidelity == "s4" else NATIVE
+        return own.get(self.task) == self.length or self.path_x
+
+    @property
+    def path_x(self) -> bool:
+        return self.length == PATH_X[1] and self.task in (PATH_X[0], "pathx")
 
 
 @dataclass
@@ -76,6 +85,8 @@ class Cell:
     dtypes: list[str] = field(default_factory=list)
     device_names: list[str] = field(default_factory=list)
     run_ids: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What the runs say must be known of their numbers."""
 
     @property
     def failures(self) -> str:
@@ -117,7 +128,7 @@ class Section:
         columns = [
             column
             for column in self.columns
-            if (column.task, column.length) != PATH_X and all(self.get(backend, column) for backend in self.backends)
+            if not column.path_x and all(self.get(backend, column) for backend in self.backends)
         ]
         return columns if len(columns) > 1 else []
 
@@ -149,13 +160,15 @@ def _blocks(columns: list[Column]) -> dict[Column, tuple[str, ...]]:
     The protocol hash covers the task, so tasks of one preset differ in it by design. The same task and
     length under two hashes or task versions means that someone changed the preset: those stand apart.
     """
-    variants: dict[tuple[str, str, int], set[tuple[str, str]]] = {}
+    variants: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for c in columns:
-        variants.setdefault((c.protocol, c.task, c.length), set()).add((c.protocol_hash, c.task_version))
+        variants.setdefault((c.protocol, c.label), set()).add((c.protocol_hash, c.task_version))
     apart = {(key[0], *variant) for key, found in variants.items() if len(found) > 1 for variant in found}
     order = sorted(set(columns), key=lambda c: c.order)
     exact = {c: (c.protocol, c.protocol_hash, c.task_version) for c in order}
-    return {c: exact[c] if exact[c] in apart else (c.protocol,) for c in order}
+    # rows of two input pipelines are two benchmarks: never averaged
+    plain = {c: c.protocol if c.fidelity == "lra" else f"{c.protocol}, {c.fidelity} input" for c in order}
+    return {c: exact[c] if exact[c] in apart else (plain[c],) for c in order}
 
 
 def _split(columns: list[Column]) -> list[tuple[str, list[Column]]]:

@@ -169,6 +169,14 @@ def _warnings(section: Section) -> list[str]:
         if any(_oversized(cell, cells) for cell in cells):
             message = "† parameters differ by more than 10 % (marked: above the smallest by more than that)"
             notes.setdefault(message, []).append(column.label)
+        said: dict[str, list[str]] = {}
+        for cell in cells:
+            for text in cell.warnings:
+                said.setdefault(text, []).append(cell.backend)
+        for text, backends in said.items():
+            every = len(backends) == len(cells)
+            where = column.label if every else f"{column.label} {', '.join(backends)}"
+            notes.setdefault(text, []).append(where)
     return [f"! {', '.join(labels)}: {message}." for message, labels in notes.items()]
 
 
@@ -209,7 +217,7 @@ def _own_rows(backend: str, cells: list[Cell], native: list[tuple[str, int]]) ->
             if name.split("#")[0] == backend and column.native:
                 score = _percent(cell.accuracy) or cell.failures or "no test"
                 found = lines.setdefault((name, section.block), {})
-                found[column.task, column.length] = score + (" STUCK" if cell.stuck else "")
+                found[column.at_home] = score + (" STUCK" if cell.stuck else "")
     return [[name, f"ours: {block}", *(found.get(at, MISSING) for at in native)]
             for (name, block), found in lines.items()]  # fmt: skip
 

@@ -120,7 +120,10 @@ def _newest(rows: Iterable[ResultRow]) -> pd.DataFrame:
         # one mechanism with two settings is two backends, not two seeds of one
         several = len(options[row.attention]) > 1
         backend = f"{row.attention}#{(row.attention_hash or 'unknown')[:6]}" if several else row.attention
-        column = Column(row.protocol, row.protocol_hash, row.task, row.task_version or "?", row.length, row.regime)
+        column = Column(
+            row.protocol, row.protocol_hash, row.task, row.task_version or "?", row.length, row.regime,
+            row.fidelity or "lra",
+        )  # fmt: skip
         key = (backend, column, row.seed)
         if key in chosen:
             log.warning("%s and %s are the same cell and seed: the newer, %s, counts",
@@ -162,6 +165,7 @@ def _cell(backend: str, column: Column, runs: pd.DataFrame) -> Cell:
                          ("device_names", "device_name")):  # fmt: skip
         setattr(cell, name, sorted({str(v) for v in (scored if cell.scored else runs)[source].dropna()}))
     cell.run_ids = sorted(runs["run_id"])
+    cell.warnings = list(dict.fromkeys(text for texts in runs["warnings"] for text in texts))
     return cell
 
 
