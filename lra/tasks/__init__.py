@@ -10,6 +10,8 @@ REGISTRY: dict[str, str] = {
     "text": "lra.tasks.text:Text",
     "pathfinder": "lra.tasks.pathfinder:Pathfinder",
     "pathx": "lra.tasks.pathfinder:PathX",
+    "copying": "lra.tasks.copying:Copying",
+    "recall": "lra.tasks.recall:Recall",
 }
 
 
