@@ -8,8 +8,11 @@ REGISTRY: dict[str, str] = {
     "listops": "lra.tasks.listops:ListOps",
     "retrieval": "lra.tasks.retrieval:Retrieval",
     "text": "lra.tasks.text:Text",
+    "image": "lra.tasks.image:Image",
     "pathfinder": "lra.tasks.pathfinder:Pathfinder",
     "pathx": "lra.tasks.pathfinder:PathX",
+    "copying": "lra.tasks.copying:Copying",
+    "recall": "lra.tasks.recall:Recall",
 }
 
 

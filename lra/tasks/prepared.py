@@ -79,6 +79,11 @@ class PreparedTask(ABC):
         """Number of token ids."""
 
     @classmethod
+    def num_classes(cls, config: TaskConfig) -> int:
+        """Number of labels; for a task whose options decide it, instead of ``NUM_CLASSES``."""
+        return cls.NUM_CLASSES
+
+    @classmethod
     def layout(cls, config: TaskConfig) -> Layout:
         """What a row is made of."""
         return Layout()
@@ -229,7 +234,7 @@ class PreparedTask(ABC):
             name=cls.NAME,
             version=cls.VERSION,
             vocab_size=cls.vocab_size(config, manifest["details"]),
-            num_classes=cls.NUM_CLASSES,
+            num_classes=cls.num_classes(config),
             length=config.length,
             splits={name: len(split) for name, split in splits.items()},
             metric="accuracy",

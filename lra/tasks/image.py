@@ -1,0 +1,237 @@
+"""Image: the class of a CIFAR-10 picture from its gray levels, one pixel a token, row after row.
+
+A black pixel is a token like any other: padding is known from lengths, and no id stands for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lra.data import sources, splits, subset
+from lra.data.arrays import Split, Writer
+from lra.errors import UserError
+from lra.tasks.base import TaskConfig
+from lra.tasks.image_pixels import GRAY, LEVELS, SIDE, BadPicture, again, decode, resample
+from lra.tasks.prepared import Disproved, PreparedTask, Progress
+
+REPO, REVISION = "uoft-cs/cifar10", "0b2714987fa478483af9968de7c934580d0bb9a2"
+SHA256 = (
+    "8428b53a88a11ac374111006708df51469e315a22ac6d66470afd9c78d2ae883",
+    "841389e6f2d64f28bf17310e430aebac20ec3ba611a3c5e231dc93c645ce84de",
+)
+"""Of the Hub's files of train and test at that revision."""
+COLUMNS = {"img": "image", "label": "label"}
+ROWS = {"train": 50_000, "test": 10_000}
+NUM_CLASSES = 10
+SIDES = {256: 16, 1024: 32, 4096: 64, 16_384: 128}
+"""Pixels a side by length."""
+S4_PIXELS = (122.6 / 255, 61.0 / 255)
+"""Mean and deviation that s4 normalises by (state-spaces/s4, src/dataloaders/basic.py)."""
+BATCH = 1000
+
+
+@dataclass
+class Config(TaskConfig):
+    """Which pictures."""
+
+    name: str = "image"
+    length: int = 1024
+    """Pixels: 256, 1024, 4096 or 16384."""
+
+
+class Image(PreparedTask):
+    """See ``lra.tasks.base.Task``."""
+
+    Config = Config
+    NAME = "image"
+    VERSION = "1"
+    CITATION = "Krizhevsky, 2009 (CIFAR-10); Tay et al., ICLR 2021 (arXiv 2011.04006)"
+    NUM_CLASSES = NUM_CLASSES
+    KINDS = ("hub",)
+
+    @classmethod
+    def default_source(cls, config: Config, data_dir: Path) -> str:
+        """LRA's release has no pictures: CIFAR-10 comes from the Hub or a mirror of it."""
+        return "hub"
+
+    @classmethod
+    def fetch(cls, config: Config, data_dir: Path) -> None:
+        """Download what is not on this machine."""
+        _tables(config, data_dir)
+
+    @classmethod
+    def lacking(cls, config: Config, data_dir: Path) -> str | None:
+        """A network is enough."""
+        config = cls.resolved(config, data_dir)
+        if config.source == "hub" and _locate(config, data_dir) is None:
+            mirror = sources.mirrors(REPO, data_dir)[-1]
+            return f"{REPO} from the Hugging Face Hub, or its train-*.parquet and test-*.parquet in {mirror}"
+        return super().lacking(config, data_dir)
+
+    @classmethod
+    def source_files(cls, config: Config, data_dir: Path) -> dict[str, Path]:
+        """The parquet files, if they are on this machine."""
+        if _locate(config, data_dir) is None:
+            return {}
+        return {name: path for table in _tables(config, data_dir).values() for name, path in table.files.items()}
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Raise ``UserError`` naming the key if ``config`` cannot be met."""
+        super().check(config)
+        if config.length not in SIDES:
+            lengths = ", ".join(f"{length} ({side} x {side})" for length, side in SIDES.items())
+            raise UserError(f"task.length={config.length}: pictures are square; {cls.NAME} takes {lengths}")
+
+    @classmethod
+    def vocab_size(cls, config: Config, details: dict[str, Any]) -> int:
+        """The gray levels; none is padding."""
+        return LEVELS
+
+    @classmethod
+    def pixels(cls, config: Config) -> tuple[float, float] | None:
+        """s4's pixels are numbers, LRA's are ids."""
+        return S4_PIXELS if config.fidelity == "s4" else None
+
+    @classmethod
+    def warnings(cls, config: Config, lengths: np.ndarray, details: dict[str, Any]) -> list[str]:
+        """Length beyond the picture's own is not information; other pictures give other numbers."""
+        side, found = SIDES[config.length], []
+        if side > SIDE:
+            found.append(
+                f"CIFAR-10 pictures have {SIDE} x {SIDE} pixels: at {side} x {side} each is repeated "
+                f"{(side // SIDE) ** 2} times, which makes rows longer and adds no information"
+            )
+        if not _is_published(details):
+            found.append(f"the pictures are {details['exact']}")
+        return found
+
+    @classmethod
+    def build(cls, config: Config, data_dir: Path, writer: Writer, progress: Progress) -> None:
+        """Decode every picture, then write those of each split in the order of the source."""
+        published = _is_published(writer.details)
+        writer.details["source"] = f"{REPO} in {_locate(config, data_dir)}"
+        writer.details["exact"] = (
+            f"the pictures of {REPO} at {REVISION[:12]}; validation is our published choice, LRA's and s4's are others"
+            if published
+            else f"not the files of {REPO} at {REVISION[:12]}: pixels, and the rows taken for validation, may be others"
+        )
+        gray: dict[str, list[np.ndarray]] = {}
+        labels: dict[str, list[np.ndarray]] = {}
+        done = 0
+        for name, table in _tables(config, data_dir).items():
+            gray[name], labels[name] = [], []
+            for rgb, batch in _pictures(name, table):
+                gray[name].append(GRAY[config.fidelity](rgb))
+                labels[name].append(batch)
+                done += len(rgb)
+                progress(done, sum(ROWS.values()))
+        levels = {name: np.concatenate(parts) for name, parts in gray.items()}
+        classes = {name: np.concatenate(parts) for name, parts in labels.items()}
+        for split, (name, ids) in _choice(config).items():
+            for part in np.split(ids, range(BATCH, len(ids), BATCH)):
+                tokens = resample(levels[name][part], SIDES[config.length])
+                writer.append(split, tokens.ravel(), np.full(len(part), config.length), classes[name][part])
+        progress(done, done)
+
+    @classmethod
+    def prove(cls, config: Config, name: str, split: Split, details: dict[str, Any]) -> str:
+        """Count rows and classes; an enlarged pixel is one intensity. Pixels are proven by ``verify``."""
+        expected = len(_choice(config)[name][1])
+        if len(split) != expected:
+            raise Disproved(f"{expected} rows in {name}", len(split))
+        if (split.lengths != config.length).any():
+            raise Disproved(f"{config.length} pixels in every row of {name}", split.lengths.min())
+        low, high = split.labels.min(), split.labels.max()
+        if low < 0 or high >= NUM_CLASSES:
+            raise Disproved(f"labels 0..{NUM_CLASSES - 1} in {name}", f"{low}..{high}")
+        counts = np.bincount(split.labels, minlength=NUM_CLASSES)
+        return f"{counts.min()}..{counts.max()} rows a class"
+
+    @classmethod
+    def verify(cls, config: Config, data_dir: Path) -> list[str]:
+        """What every task proves, and the pixels, decoded again where the source is on this machine."""
+        facts = super().verify(config, data_dir)
+        config = cls.resolved(config, data_dir)
+        source = _locate(config, data_dir)
+        if source is None or not source.is_dir():
+            return [*facts, "the source is not on this machine: pixels not decoded again"]
+        cls._check_copy(config, data_dir)
+        try:
+            return [*facts, _compare(config, source, data_dir, cls.load(config, data_dir)[1])]
+        except Disproved as error:
+            folder, command = cls.folder(config, data_dir), cls.identity(config, data_dir).command
+            raise UserError(f"{folder}: {error}; delete or move it, then run `{command}`") from None
+
+
+def _is_published(details: dict[str, Any]) -> bool:
+    return set(details["source_files"].values()) == set(SHA256)
+
+
+def _locate(config: Config, data_dir: Path) -> Path | None:
+    return sources.locate(REPO, REVISION, source=config.source, data_dir=data_dir)
+
+
+def _tables(config: Config, data_dir: Path) -> dict[str, sources.Table]:
+    """Train and test of the source; ``UserError`` unless each has all its rows."""
+    tables = sources.load(REPO, REVISION, COLUMNS, source=config.source, data_dir=data_dir)
+    for name, table in tables.items():
+        if table.rows != ROWS[name]:
+            raise UserError(
+                f"{table.paths[0].parent}: expected {ROWS[name]} rows in {name}, found {table.rows}: "
+                f"the published split is one of all rows of CIFAR-10; get all files of {REPO}"
+            )
+    return tables
+
+
+def _pictures(name: str, table: sources.Table) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pictures uint8 (R, S, S, 3) and labels (R,), in the order of ``table``; ``UserError`` names a wrong row."""
+    row = 0
+    for batch in table.batches(BATCH):
+        pictures = []
+        for data, label in zip(batch["img"], batch["label"]):
+            try:
+                if not 0 <= label < NUM_CLASSES:
+                    raise BadPicture(f"expected a label 0..{NUM_CLASSES - 1}, found {label}")
+                pictures.append(decode(data))
+            except BadPicture as error:
+                where = f"{table.paths[0].parent}: row {row + len(pictures)} of {name}"
+                raise UserError(f"{where}: {error}; get the files of {REPO} again") from None
+        yield np.stack(pictures), np.array(batch["label"])
+        row += len(pictures)
+
+
+def _choice(config: Config) -> dict[str, tuple[str, np.ndarray]]:
+    """For each split the part of the source and the rows of it, ascending."""
+    ids = splits.load("cifar10") | {"test": np.arange(ROWS["test"])}
+    choice = {}
+    for split in ("train", "validation", "test"):
+        key = f"{split}_rows"
+        chosen = subset.choose(len(ids[split]), getattr(config, key), f"task.{key}")
+        choice[split] = ("test" if split == "test" else "train", ids[split][chosen])
+    return choice
+
+
+def _compare(config: Config, folder: Path, data_dir: Path, prepared: dict[str, Split]) -> str:
+    """Decode the source again and hold every prepared row against it; a fact for people."""
+    choice, side = _choice(config), SIDES[config.length]
+    for part, table in _tables(config, data_dir).items():
+        start = 0
+        for rgb, labels in _pictures(part, table):
+            for split, ids in ((split, ids) for split, (of, ids) in choice.items() if of == part):
+                low, high = np.searchsorted(ids, (start, start + len(rgb)))
+                if low == high:
+                    continue
+                rows = ids[low:high] - start
+                found = prepared[split].flat(low, high).reshape(-1, side, side)
+                wrong = (found != again(rgb[rows], config.fidelity, side)).any((1, 2))
+                wrong |= prepared[split].labels[low:high] != labels[rows]
+                if wrong.any():
+                    i = wrong.argmax()
+                    raise Disproved(f"row {low + i} of {split} to be picture {ids[low + i]} of {part}", "another")
+            start += len(rgb)
+    count = sum(map(len, prepared.values()))
+    return f"{count} pictures decoded again from {folder}, converted in another way: equal"
