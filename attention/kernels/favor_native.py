@@ -4,8 +4,8 @@ Shapes: B batch, H heads, L sequence length, E head width, M rows of the project
 ``(B, H, L, E)``, v ``(B, H, L, Ev)``, projection ``(M, E)``, key_mask bool ``(B, L)``.
 
 The features of 48 positions at a time live in the cache, in fp32 whatever q, k, v are. Kept for the backward pass:
-the inputs, the output, ``1 / denominator`` ``(B, H, L)`` and a state of F (Ev + 2) numbers a head. Hidden keys and
-values are skipped, so they need no zeroing.
+the inputs, ``1 / denominator`` ``(B, H, L)`` and a state of F (Ev + 2) numbers a head, when causal one every 48
+positions. Hidden keys and values are skipped, so they need no zeroing.
 """
 
 import torch
@@ -29,7 +29,7 @@ def native(
     if features == "hyperbolic":
         rows = torch.cat([rows, -rows])
     mask = None if key_mask is None else key_mask.contiguous()
-    return _Native.apply(*last_contiguous(q, k, v), rows.contiguous(), mask)
+    return _Native.apply(*last_contiguous(q, k, v), rows.contiguous(), mask, causal)
 
 
 def refuses(
@@ -45,8 +45,6 @@ def refuses(
     """Why this kernel cannot take these arguments, or None."""
     if features == "trig":
         return "it has no trig features; use attention.features=positive or attention.kernel=torch"
-    if causal:
-        return "it has no causal form; use attention.kernel=torch"
     return native_refuses(v)
 
 
@@ -59,13 +57,17 @@ class _Native(torch.autograd.Function):
         v: torch.Tensor,
         rows: torch.Tensor,
         mask: torch.Tensor | None,
+        causal: bool,
     ) -> torch.Tensor:
-        out, inverse, states = torch.ops.lra_favor.forward(q, k, v, rows, mask)
-        ctx.save_for_backward(q, k, v, rows, mask, out, inverse, states)
+        op = torch.ops.lra_favor.causal_forward if causal else torch.ops.lra_favor.forward
+        out, *sums = op(q, k, v, rows, mask)
+        ctx.save_for_backward(q, k, v, rows, mask, *sums)
+        ctx.causal = causal
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        op = torch.ops.lra_favor.causal_backward if ctx.causal else torch.ops.lra_favor.backward
         (grad,) = last_contiguous(grad)
-        return *torch.ops.lra_favor.backward(grad, *ctx.saved_tensors), None, None
+        return *op(grad, *ctx.saved_tensors), None, None, None

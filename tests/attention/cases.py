@@ -15,10 +15,10 @@ def op_kernels(op):
     return kernels.available(op, "cpu")
 
 
-def require(kernel, *, causal=False, dtype=torch.float32, features="positive"):
+def require(kernel, *, dtype=torch.float32, features="positive"):
     """Skip what the C++ kernels of this package leave to the others."""
-    if kernel == "cpp" and (causal or dtype == torch.float64 or features == "trig"):
-        pytest.skip("the cpp kernel is bidirectional, in fp32, without trig features")
+    if kernel == "cpp" and (dtype == torch.float64 or features == "trig"):
+        pytest.skip("the cpp kernel computes in fp32, without trig features")
 
 
 def inputs(length, *, batch=2, heads=2, width=8, value_width=8, dtype=torch.float32, scale=1.0, seed=0):
@@ -46,9 +46,9 @@ def gradients(out, tensors):
     return torch.autograd.grad(out, tensors, weights.to(out.dtype))
 
 
-def check_poison(op, poison, forms=(False, True)):
+def check_poison(op, poison):
     """What masked k and v hold changes nothing, bit for bit, forward or backward."""
-    for causal in forms:
+    for causal in (False, True):
         q, k, v = inputs(70)
         mask = mask_with_holes(70)
         hidden = ~mask[:, None, :, None].expand_as(k)

@@ -7,7 +7,7 @@
 #include <torch/library.h>
 #include <cfloat>
 #include <cmath>
-#include "kernelized.h"
+#include "kernelized_causal.h"
 
 namespace {
 
@@ -15,6 +15,9 @@ using namespace lra;
 
 class Positive {
  public:
+  using Sizes = Shape;
+  static constexpr bool rescales = true;
+
   Positive(const Shape& shape, const at::Tensor& projection)
       : s(shape), half(0.5f / std::sqrt(static_cast<float>(shape.width))) {
     const float scale = std::pow(static_cast<float>(s.width), -0.25f), *from = projection.const_data_ptr<float>();
@@ -67,19 +70,31 @@ class Positive {
     }
   }
 
-  // grad_x (T, E) from the gradient of the features, which is overwritten.
-  void grad_queries(int64_t count, const float*, const float* phi, float* grad, float* grad_x) const {
-    for (int64_t i = 0; i < count * s.f_lead; i += W) vec(grad + i) *= vec(phi + i);
+  // What the gradient of the exponents is, given that of the features.
+  Vec chain(Vec phi, Vec grad) const { return phi * grad; }
+
+  // grad_x (T, E) from the gradient of the exponents.
+  void grad_queries(int64_t count, const float* grad, float* grad_x) const {
     matmul(count, s.x_lead, s.features, grad, s.f_lead, rows, s.x_lead, grad_x, s.x_lead);
   }
 
-  void grad_keys(int64_t count, const float* x, const float* phi, float* grad, float* grad_x) const {
-    grad_queries(count, x, phi, grad, grad_x);
+  void grad_keys(int64_t count, const float* x, const float* grad, float* grad_x) const {
+    grad_queries(count, grad, grad_x);
     for (int64_t i = 0; i < count; ++i) {
       Vec total{};
       for (int64_t c = 0; c < s.f_cols; c += W) total += vec(grad + i * s.f_lead + c);
       const float radial = 2 * half * sum(total);
       for (int64_t c = 0; c < s.x_lead; c += W) vec(grad_x + i * s.x_lead + c) -= radial * vec(x + i * s.x_lead + c);
+    }
+  }
+
+  // The gradient of a state relative to the stabiliser `after` becomes that of the state relative to grad.top.
+  void before(State grad, const float* after) const {
+    for (int64_t r = 0; r < s.features; ++r) {
+      if (!(after[r] > grad.top[r])) continue;
+      const float decay = std::exp(grad.top[r] - after[r]);
+      grad.total[r] *= decay;
+      for (int64_t j = 0; j < s.v_cols; j += W) vec(grad.sums + r * s.v_cols + j) *= decay;
     }
   }
 
@@ -137,10 +152,25 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> favor_forward(
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> favor_backward(
     const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& projection, const std::optional<at::Tensor>& mask, const at::Tensor& out,
-    const at::Tensor& inverse, const at::Tensor& states) {
+    const at::Tensor& projection, const std::optional<at::Tensor>& mask, const at::Tensor& inverse,
+    const at::Tensor& states) {
   const auto map = [&](const Shape& s) { return Positive(s, projection); };
-  return run_backward(Shape(q, v, projection.size(0)), grad, q, k, v, mask, out, inverse, states, map);
+  return run_backward(Shape(q, v, projection.size(0)), grad, q, k, v, mask, inverse, states, map);
+}
+
+Causal favor_causal_forward(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& projection,
+    const std::optional<at::Tensor>& mask) {
+  const auto map = [&](const Shape& s) { return Positive(s, projection); };
+  return run_causal_forward(Shape(q, v, projection.size(0)), q, k, v, mask, map);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> favor_causal_backward(
+    const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const at::Tensor& projection, const std::optional<at::Tensor>& mask, const at::Tensor& inverse,
+    const at::Tensor& states, const at::Tensor& split) {
+  const auto map = [&](const Shape& s) { return Positive(s, projection); };
+  return run_causal_backward(Shape(q, v, projection.size(0)), grad, q, k, v, mask, inverse, states, split, map);
 }
 
 }  // namespace
@@ -148,11 +178,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> favor_backward(
 TORCH_LIBRARY(lra_favor, m) {
   m.def("forward(Tensor q, Tensor k, Tensor v, Tensor projection, Tensor? mask) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor projection, Tensor? mask, Tensor out, "
-      "Tensor inverse, Tensor states) -> (Tensor, Tensor, Tensor)");
+      "backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor projection, Tensor? mask, Tensor inverse, "
+      "Tensor states) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "causal_forward(Tensor q, Tensor k, Tensor v, Tensor projection, Tensor? mask) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "causal_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor projection, Tensor? mask, Tensor inverse, "
+      "Tensor states, Tensor split) -> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(lra_favor, CPU, m) {
   m.impl("forward", favor_forward);
   m.impl("backward", favor_backward);
+  m.impl("causal_forward", favor_causal_forward);
+  m.impl("causal_backward", favor_causal_backward);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -28,10 +29,12 @@ inline Vec splat(float x) { return x - Vec{}; }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 inline Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
 
-inline float sum(Vec x) {
-  float total = 0;
-  for (int i = 0; i < W; ++i) total += x[i];
-  return total;
+__attribute__((always_inline)) inline float sum(Vec x) {
+  typedef float Quad __attribute__((vector_size(16)));
+  Quad parts[W / 4];
+  std::memcpy(parts, &x, sizeof(x));
+  for (int i = 1; i < W / 4; ++i) parts[0] += parts[i];
+  return (parts[0][0] + parts[0][2]) + (parts[0][1] + parts[0][3]);
 }
 
 inline float largest(Vec x) {
@@ -43,7 +46,7 @@ inline float largest(Vec x) {
 // e^x for x <= 88, within 2 units in the last place; 0 below the normal numbers, NaN for NaN.
 //
 // x = n ln 2 + r, and e^r = 1 + r + r^2 p(r) with p the Chebyshev interpolant on |r| <= ln(2) / 2.
-inline Vec exp(Vec x) {
+__attribute__((always_inline)) inline Vec exp(Vec x) {
   const Vec round = splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits are n
   const Vec low = splat(-87.3f);
   Vec bounded = x < low ? low : x;
@@ -62,6 +65,48 @@ inline Vec exp(Vec x) {
 }
 
 inline int64_t round_up(int64_t n, int64_t unit = W) { return (n + unit - 1) / unit * unit; }
+
+// Rows of memory that are wanted soon. They are asked for bit by bit between the blocks of a product, so that the
+// memory works while the product is computed; asked for all at once they would fill the queues and be waited for.
+class Ahead {
+ public:
+  explicit Ahead(int64_t rows) : end_(rows) {}
+
+  void clear() { streams_ = 0, row_ = 0; }
+
+  // `bytes` of each of the rows first, first + stride, ...; they need not exist.
+  void read(const char* first, int64_t stride, int64_t bytes) { list_[streams_++] = {first, stride, bytes, false}; }
+  void write(const char* first, int64_t stride, int64_t bytes) { list_[streams_++] = {first, stride, bytes, true}; }
+
+  // Asks for a few rows of every stream.
+  void step() {
+    for (const int64_t stop = std::min(row_ + 3, end_); row_ < stop; ++row_) {
+      for (int i = 0; i < streams_; ++i) ask(list_[i]);
+    }
+  }
+
+ private:
+  struct Stream {
+    const char* first;
+    int64_t stride, bytes;
+    bool written;
+  };
+
+  void ask(const Stream& stream) const {
+    const char* row = stream.first + row_ * stream.stride;
+    for (int64_t i = 0; i < stream.bytes; i += 64) {
+      if (stream.written) {
+        __builtin_prefetch(row + i, 1);
+      } else {
+        __builtin_prefetch(row + i, 0, 2);  // to the second level: the first is full of this tile
+      }
+    }
+  }
+
+  int streams_ = 0;
+  int64_t row_ = 0, end_;
+  Stream list_[4];
+};
 
 // C (R x N vectors) = or += A B with everything accumulated in registers; A(i, k) is a[i lda + k], or a[k lda + i] if
 // Transposed.
@@ -100,10 +145,11 @@ inline void edge(int64_t rows, Args... args) {
 template <int N, bool Transposed>
 inline void panel(
     int64_t rows, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
-    bool add) {
+    bool add, Ahead* ahead) {
   const int64_t step = Transposed ? 1 : lda;
   int64_t i = 0;
   for (; i + ROWS <= rows; i += ROWS) {
+    if (ahead != nullptr) ahead->step();
     block<ROWS, N, Transposed>(depth, a + i * step, lda, b, ldb, c + i * ldc, ldc, add);
   }
   if constexpr (ROWS > 1) {
@@ -115,12 +161,12 @@ inline void panel(
 template <bool Transposed = false>
 inline void matmul(
     int64_t rows, int64_t cols, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-    int64_t ldc, bool add = false) {
+    int64_t ldc, bool add = false, Ahead* ahead = nullptr) {
   int64_t j = 0;
   for (; j + PANEL * W <= cols; j += PANEL * W) {
-    panel<PANEL, Transposed>(rows, depth, a, lda, b + j, ldb, c + j, ldc, add);
+    panel<PANEL, Transposed>(rows, depth, a, lda, b + j, ldb, c + j, ldc, add, ahead);
   }
-  for (; j < cols; j += W) panel<1, Transposed>(rows, depth, a, lda, b + j, ldb, c + j, ldc, add);
+  for (; j < cols; j += W) panel<1, Transposed>(rows, depth, a, lda, b + j, ldb, c + j, ldc, add, ahead);
 }
 
 // b (cols x rows) = the transpose of a (rows x cols).
@@ -133,7 +179,7 @@ inline void transpose(int64_t rows, int64_t cols, const float* a, int64_t lda, f
 // Rows of a (B, H, L, width) tensor of fp32, bf16 or fp16, read and written as fp32; the last dimension is contiguous.
 struct Rows {
   char* data = nullptr;
-  int64_t batch = 0, head = 0, position = 0, width = 0;
+  int64_t batch = 0, head = 0, position = 0, width = 0, row_bytes = 0;
   at::ScalarType type = at::kFloat;
 
   Rows() = default;
@@ -145,53 +191,33 @@ struct Rows {
         width(x.size(3)),
         type(x.scalar_type()) {
     const int64_t size = x.element_size();
-    batch *= size, head *= size, position *= size;
+    batch *= size, head *= size, position *= size, row_bytes = width * size;
   }
 
   char* row(int64_t b, int64_t h, int64_t i) const { return data + b * batch + h * head + i * position; }
 
-  // `factor` times the row, then zeros up to `padded`.
-  void load(const char* from, float* to, int64_t padded, float factor = 1) const {
+  // Calls body(T{}) with the type of the elements.
+  template <class Body>
+  void typed(const Body& body) const {
     if (type == at::kFloat) {
-      copy_in(reinterpret_cast<const float*>(from), to, factor);
+      body(float{});
     } else if (type == at::kBFloat16) {
-      copy_in(reinterpret_cast<const at::BFloat16*>(from), to, factor);
+      body(at::BFloat16{});
     } else {
-      copy_in(reinterpret_cast<const at::Half*>(from), to, factor);
+      body(at::Half{});
     }
-    for (int64_t i = width; i < padded; ++i) to[i] = 0;
-  }
-
-  // The row is `factor` times `from`.
-  void store(const float* from, char* to, float factor = 1) const {
-    if (type == at::kFloat) {
-      copy_out(from, reinterpret_cast<float*>(to), factor);
-    } else if (type == at::kBFloat16) {
-      copy_out(from, reinterpret_cast<at::BFloat16*>(to), factor);
-    } else {
-      copy_out(from, reinterpret_cast<at::Half*>(to), factor);
-    }
-  }
-
- private:
-  // W at a time by loops of a fixed length: rows are too short for the compiler's own prologues
-  template <typename T>
-  void copy_in(const T* __restrict from, float* __restrict to, float factor) const {
-    const int64_t whole = width / W * W, count = width;
-    for (int64_t i = 0; i < whole; i += W) {
-      for (int j = 0; j < W; ++j) to[i + j] = factor * static_cast<float>(from[i + j]);
-    }
-    for (int64_t i = whole; i < count; ++i) to[i] = factor * static_cast<float>(from[i]);
-  }
-
-  template <typename T>
-  void copy_out(const float* __restrict from, T* __restrict to, float factor) const {
-    const int64_t whole = width / W * W, count = width;
-    for (int64_t i = 0; i < whole; i += W) {
-      for (int j = 0; j < W; ++j) to[i + j] = static_cast<T>(factor * from[i + j]);
-    }
-    for (int64_t i = whole; i < count; ++i) to[i] = static_cast<T>(factor * from[i]);
   }
 };
+
+// to = factor * from; W at a time by loops of a fixed length: rows are too short for the compiler's own prologues
+template <typename From, typename To>
+__attribute__((always_inline)) inline void scale_row(
+    const From* __restrict from, To* __restrict to, int64_t width, float factor) {
+  const int64_t whole = width / W * W;
+  for (int64_t i = 0; i < whole; i += W) {
+    for (int j = 0; j < W; ++j) to[i + j] = static_cast<To>(factor * static_cast<float>(from[i + j]));
+  }
+  for (int64_t i = whole; i < width; ++i) to[i] = static_cast<To>(factor * static_cast<float>(from[i]));
+}
 
 }  // namespace lra
