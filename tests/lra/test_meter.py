@@ -80,7 +80,7 @@ def test_evaluation_memory_stays_out_of_the_training_peak():
 
 
 def test_memory_is_none_where_it_cannot_be_measured(monkeypatch):
-    monkeypatch.setattr("lra.meter._status_bytes", lambda field: None)
+    monkeypatch.setattr("lra.memory._status_bytes", lambda field: None)
     gauge = MemoryGauge(CPU)
     gauge.reset()
     assert gauge.kind is None
