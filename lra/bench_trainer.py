@@ -18,6 +18,8 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 import attention
+from lra.budget import Budget, Spent
+from lra.checkpoint import Checkpoints
 from lra.config import RunConfig, compose_run
 from lra.data.arrays import Split
 from lra.data.loader import make_batch, train_indices
@@ -30,7 +32,7 @@ from models import build_model
 
 VOCABULARY, CLASSES, ROWS, SEED = 32, 10, 512, 0
 WARMUP_ROUNDS = 2
-METER_CALLS = 5000
+METER_CALLS, METER_BLOCKS = 250, 20
 MOST_SLOWER, MOST_METER = 0.02, 0.005
 """Promised: the trainer's time above the bare loop's, the meter's share of a step."""
 
@@ -55,13 +57,15 @@ class Bare:
     def __init__(self, model: nn.Module, split: Split, config: RunConfig, device: torch.device) -> None:
         self.model, self.split, self.config, self.device = model.to(device).train(), split, config.trainer, device
         self.optimizer = build_optimizer(model, self.config)
+        self.budget = Budget(self.config, len(split))
         self.indices = train_indices(split, self.config.batch_size, SEED)
 
     def run(self, first: int, count: int) -> float:
         """Steps ``first`` and following; the last loss."""
         for step in range(first, first + count):
             batch = make_batch(self.split, next(self.indices), self.device)
-            set_learning_rate(self.optimizer, learning_rate(self.config, step))
+            rate = learning_rate(self.config, step, self.budget.decay(step, Spent()))
+            set_learning_rate(self.optimizer, rate)
             self.optimizer.zero_grad(set_to_none=True)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
                 logits = self.model(batch.tokens, batch.key_mask)
@@ -74,37 +78,31 @@ class Bare:
 
 
 class Ours:
-    """The trainer, its meter and its log; no validation."""
+    """The trainer with its meter and its log, without validation."""
 
     def __init__(
         self, model: nn.Module, split: Split, config: RunConfig, device: torch.device, tracker: Tracker, folder: Path
     ) -> None:
-        self.every = config.trainer.log_every
         self.bar = tqdm(disable=True)
         self.trainer = Trainer(
             model,
             {"train": split},
             config.trainer,
+            num_classes=CLASSES,
             device=device,
             meter=Meter(device, warmup_steps=0),
             tracker=tracker,
-            run_dir=folder,
+            checkpoints=Checkpoints(folder, ""),
             data_seed=SEED,
         )
         self.trainer.model.train()
         self.trainer.meter.start()
 
     def run(self, first: int, count: int) -> float:
-        """Steps ``first`` and following; the last loss."""
-        trainer = self.trainer
-        for step in range(first, first + count):
-            with trainer.meter.account("data"):
-                batches = trainer._next_batches()
-            loss, norm = trainer._timed_step(step, batches)
-            if step % self.every == 0:
-                with trainer.meter.account("logging"):
-                    trainer._log_train(step, loss, norm, self.bar)
-        return loss
+        """Steps ``first`` and following; the last loss, which is logged."""
+        for _ in range(count):
+            self.trainer._advance(self.bar)
+        return self.trainer._pending["train/loss"]
 
 
 def rows(length: int) -> Split:
@@ -116,10 +114,10 @@ def rows(length: int) -> Split:
 
 
 def meter_seconds(device: torch.device) -> float:
-    """What the meter takes in one step."""
+    """What the meter takes in one step, median of blocks; the first one is a warm-up."""
     meter = Meter(device, warmup_steps=0)
 
-    def calls() -> None:
+    def steps() -> None:
         for _ in range(METER_CALLS):
             with meter.account("data"):
                 pass
@@ -127,8 +125,8 @@ def meter_seconds(device: torch.device) -> float:
                 meter.lap("forward")
                 meter.lap("backward")
 
-    calls()
-    return timed(device, calls) / METER_CALLS
+    blocks = [timed(device, steps) for _ in range(METER_BLOCKS + 1)]
+    return statistics.median(blocks[1:]) / METER_CALLS
 
 
 def measure(config: RunConfig, *, rounds: int, steps: int) -> Outcome:
@@ -159,7 +157,7 @@ def measure(config: RunConfig, *, rounds: int, steps: int) -> Outcome:
 
 def report(config: RunConfig, outcome: Outcome) -> str:
     """The figures and what was promised, in four lines."""
-    low, middle, high = statistics.quantiles(outcome.ratios, n=4)
+    low, middle, high = statistics.quantiles(outcome.ratios, n=4, method="inclusive")
     step = statistics.median(outcome.bare)
     share = outcome.meter / step
     return "\n".join(
@@ -180,12 +178,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench_trainer", description=__doc__.splitlines()[0])
     parser.add_argument("--attention", choices=list(attention.REGISTRY), default="flash")
     parser.add_argument("--device", default="auto")
-    for name, default in (("length", 128), ("batch", 32), ("steps", 5), ("rounds", 30)):
+    for name, default in (("length", 128), ("batch", 32), ("steps", 20), ("rounds", 15)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.rounds < 2:
         raise UserError("--steps takes 1 or more, --rounds 2 or more")
     tune_allocator()
+    # one more than there are, so that the trainer does not come to the end
+    steps = max(100, (WARMUP_ROUNDS + options.rounds) * options.steps + 1)
     config = compose_run(
         [
             "task=listops",
@@ -195,7 +195,9 @@ def main(arguments: list[str]) -> int:
             f"attention={options.attention}",
             f"task.length={options.length}",
             f"trainer.batch_size={options.batch}",
-            f"trainer.steps={max(100, (WARMUP_ROUNDS + options.rounds) * options.steps)}",
+            f"trainer.log_every={options.steps}",
+            f"trainer.steps={steps}",
+            f"trainer.eval_every={steps}",
             f"device={options.device}",
         ]
     )

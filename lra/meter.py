@@ -55,6 +55,7 @@ class Meter:
         self._laps = DeviceLaps(self._compile_seconds) if device.type == "cuda" else HostLaps(self._clock)
         self._totals: dict[str, float] = defaultdict(float)
         self._steps: dict[str, list[float]] = {name: [] for name in COLUMNS}
+        self._real_total = 0
         self._steps_here = 0
         self._compiling_steps = 0
         self._training, self._evaluation = Peak(), Peak()
@@ -113,6 +114,7 @@ class Meter:
         found = {"seconds": seconds, "timed": warm and not compiling, "real": real_tokens, "padded": padded_tokens}
         for name, column in self._steps.items():
             column.append(found[name] if name in found else parts.get(name, 0.0))
+        self._real_total += real_tokens
         if found["timed"]:
             self.shapes.update(shapes)
 
@@ -158,7 +160,7 @@ class Meter:
     @property
     def real_tokens(self) -> int:
         """Real tokens of all steps so far."""
-        return int(sum(self._steps["real"]))
+        return self._real_total
 
     @property
     def timed_steps(self) -> int:
@@ -227,6 +229,7 @@ class Meter:
         """Go on from ``state``; the next steps are warm-up again."""
         self._totals.update(state["totals"])
         self._steps = {name: column.tolist() for name, column in state["steps"].items()}
+        self._real_total = int(sum(self._steps["real"]))
         self._compiling_steps = state["compiling_steps"]
         self.shapes = Counter({(sequences, length): times for sequences, length, times in state["shapes"]})
         self._training, self._evaluation = Peak(**state["training"]), Peak(**state["evaluation"])
@@ -266,5 +269,5 @@ def _median_ms(seconds: list[float]) -> float | None:
 def _quartiles_ms(seconds: list[float]) -> list[float] | None:
     if len(seconds) < 2:
         return None
-    low, _, high = statistics.quantiles(seconds, n=4)
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return [1e3 * low, 1e3 * high]

@@ -12,7 +12,7 @@ SMALL = ["--length", "16", "--batch", "4", "--steps", "2", "--rounds", "3", "--d
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(bench_trainer, "METER_CALLS", 50)
+    monkeypatch.setattr(bench_trainer, "METER_CALLS", 5)
     # memory of later tests in this process would be hidden
     monkeypatch.setattr(bench_trainer, "tune_allocator", lambda: "default")
 

@@ -196,7 +196,7 @@ def test_medians_are_of_the_timed_steps():
             pass
     report = meter.report()
     assert report["step_ms"] == 1e3 * statistics.median([1, 2, 3, 4])
-    assert report["step_ms_quartiles"] == [1e3 * x for x in statistics.quantiles([1, 2, 3, 4], n=4)[::2]]
+    assert report["step_ms_quartiles"] == [1750, 3250]  # linear between the neighbours
     assert report["steps_per_second"] == 4 / 10
     assert report["tokens_per_second"] == 40 / 10
     assert report["padded_tokens_per_second"] == 80 / 10
