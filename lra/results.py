@@ -7,7 +7,7 @@ import os
 import tempfile
 import types
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
@@ -31,6 +31,36 @@ class Accounts:
     evaluation: float | None = None
     logging: float | None = None
     compile: float | None = None
+    """torch.compile and the building of C++ kernels."""
+
+
+@dataclass
+class Parts:
+    """What ``compute`` consists of; ``None`` where it was not told apart."""
+
+    forward: float | None = None
+    backward: float | None = None
+    optimizer: float | None = None
+    """Clipping and the update."""
+
+
+@dataclass
+class Memory:
+    """Bytes; ``None`` where it was not measured. The training peak itself is ``ResultRow.peak_memory_bytes``."""
+
+    weights: int | None = None
+    """Parameters and buffers."""
+    gradients: int | None = None
+    optimizer: int | None = None
+    activations: int | None = None
+    """What the training peak holds besides: activations, the batch, workspaces."""
+    evaluation_peak: int | None = None
+    training_reserved: int | None = None
+    """CUDA: held by torch's allocator at most, fragments included."""
+    evaluation_reserved: int | None = None
+    training_device: int | None = None
+    """CUDA: taken of the device at most, context and other processes included."""
+    evaluation_device: int | None = None
 
 
 @dataclass
@@ -101,16 +131,34 @@ class ResultRow:
     """Median optimiser step (forward, backward, update), warm-up dropped."""
     step_ms_quartiles: list[float] | None = None
     warmup_steps_dropped: int | None = None
+    compiling_steps_dropped: int | None = None
+    """Steps after the warm-up in which torch.compile was at work; ``None`` without torch.compile."""
+    compiled_graphs: int | None = None
+    graph_breaks: int | None = None
+    compute_seconds: Parts = field(default_factory=Parts)
+    """What ``seconds.compute`` consists of."""
+    compute_ms: Parts = field(default_factory=Parts)
+    """The same of the median step."""
     steps_per_second: float | None = None
     tokens_per_second: float | None = None
     """Real tokens, padding not counted."""
+    padded_tokens_per_second: float | None = None
+    """Positions processed, padding included."""
     padded_share: float | None = None
     """Share of the processed positions that were padding."""
     peak_memory_bytes: int | None = None
     """Training peak above what the process held before the model was built; see ``memory_kind``."""
     memory_kind: str | None = None
+    memory: Memory = field(default_factory=Memory)
+    train_energy_joules: float | None = None
+    """Of the whole GPU, evaluation left out."""
     parameters: int | None = None
     flops_per_step: float | None = None
+    """Forward and backward of the mean timed step: what ``lra.flops`` counts, not what a kernel happened to do."""
+    matmul_flops_per_second: float | None = None
+    """Measured peak of the device in the run's precision."""
+    model_flops_utilisation: float | None = None
+    """``flops_per_step`` times ``steps_per_second``, as a share of the matmul peak."""
 
     kernel: str | None = None
     """What really ran."""
@@ -204,8 +252,8 @@ def _build(kind: type, raw: object, where: str = "") -> Any:  # noqa: ANN401
         raise ValueError(f"lacks the keys {', '.join(where + name for name in missing)}")
     values = dict(raw)
     for name, value in raw.items():
-        if hints[name] is Accounts:
-            values[name] = _build(Accounts, value, f"{name}.")
+        if is_dataclass(hints[name]):
+            values[name] = _build(hints[name], value, f"{name}.")
         elif not _fits(value, hints[name]):
             expected = getattr(hints[name], "__name__", str(hints[name]))
             raise ValueError(f"has {where}{name} = {value!r}, expected {expected}")
@@ -230,7 +278,9 @@ def _check_ranges(row: ResultRow) -> None:
         value = getattr(row, name)
         if value is not None and not 0 <= value <= 1:
             raise ValueError(f"has {name} = {value!r}, expected a number in [0, 1] or null")
-    amounts = {**asdict(row), **{f"seconds.{name}": value for name, value in asdict(row.seconds).items()}}
+    amounts = asdict(row)
+    for nested in ("seconds", "compute_seconds", "compute_ms", "memory"):
+        amounts |= {f"{nested}.{name}": value for name, value in amounts[nested].items()}
     for name, value in amounts.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"has {name} = {value!r}, expected a finite number or null")

@@ -1,7 +1,8 @@
 """One name per op, several kernels behind it: who can run where, which is best, and which one really ran."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ class Kernel:
 
 _OPS: dict[str, list[Kernel]] = {}
 _used = threading.local()
+_stand_in: Callable | None = None
 
 
 def register(op: str, kernels: list[Kernel]) -> None:
@@ -55,8 +57,21 @@ def last_used(op: str) -> str:
     return name
 
 
+@contextmanager
+def replaced(stand_in: Callable) -> Iterator[None]:
+    """Give every call to ``stand_in(op, *arguments)`` instead of a kernel: to look at what is asked of an op."""
+    global _stand_in
+    _stand_in = stand_in
+    try:
+        yield
+    finally:
+        _stand_in = None
+
+
 def call(op: str, kernel: str, device: torch.device, *args: object, **kwargs: object) -> object:
     """Run ``op`` with the named kernel, or for ``auto`` with the best one that takes these arguments."""
+    if _stand_in is not None:
+        return _stand_in(op, *args, **kwargs)
     candidates = _kernels(op)
     if kernel != "auto":
         candidates = [k for k in candidates if k.name == kernel]
