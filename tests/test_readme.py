@@ -22,7 +22,7 @@ def shortened(command: str) -> str:
     """The command with a tiny data set and the smoke budget added where it trains or prepares."""
     if re.match(r"lra (train|sweep)|python -m lra.train", command):
         return f"{command.replace(' trainer=smoke', '')} {SMOKE}"
-    if re.match(r"lra data (prepare|verify)", command):
+    if re.match(r"lra data (prepare|verify) listops", command):
         return f"{command} {' '.join(TINY)}"
     return command
 
