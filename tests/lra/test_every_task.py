@@ -104,7 +104,7 @@ def test_it_trains(prepared, tmp_path, name, mixer):
     config = compose_run(
         [
             *prepared(name), f"attention={mixer}", "trainer=smoke", f"trainer.steps={steps}", "trainer.warmup=1",
-            "trainer.timing_warmup=1", "trainer.batch_size=2" if name == "pathx" else "trainer.batch_size=8",
+            "trainer.timing_warmup=1", "trainer.batch_size=1" if name == "pathx" else "trainer.batch_size=8",
             "model.width=16", "model.ffn_width=16", "tracking=disabled", f"runs_dir={tmp_path}",
         ]
     )  # fmt: skip
