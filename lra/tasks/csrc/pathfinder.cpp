@@ -123,7 +123,17 @@ class Growth {
     for (int step = 1; step < p.contour_length; ++step)
       for (int i = 0; i < 2; ++i)
         if (!extend(contours_[i], pivots[i])) return false;
+    if (!four_ends()) return false;
     claim(contours_[1].back());
+    return true;
+  }
+
+  bool four_ends() const {
+    const Point ends[4] = {contours_[0].front().place, contours_[0].back().place, contours_[1].front().place,
+                           contours_[1].back().place};
+    for (int i = 0; i < 4; ++i)
+      for (int j = 0; j < i; ++j)
+        if (ends[i].y == ends[j].y && ends[i].x == ends[j].x) return false;
     return true;
   }
 
