@@ -173,24 +173,30 @@ class _Growth:
         """The first paddle of the second contour: anywhere at the right distance from the first, room or not."""
         for _ in range(self.p.paddle_retrials + 1):
             direction = self.random.below(DEGREES)
-            y, x = self.t.neighbours[self.random.below(DEGREES)]
-            if self._fits_frame(paddle := Paddle(direction, other.y + int(y), other.x + int(x))):
+            y, x = self._move(self.t.neighbours[self.random.below(DEGREES)], other[1:])
+            if self._fits_frame(paddle := Paddle(direction, y, x)):
                 return paddle
         return None
 
     def _fits_frame(self, paddle: Paddle) -> bool:
         """Whether a contour's first paddle ends, and has its pivot, inside the image."""
-        points = np.array([self.t.ends[paddle.direction] + paddle[1:], self._first_pivot(paddle)])
-        return bool(((points >= 0) & (points < self.p.size)).all())
+        points = (*self._move(self.t.ends[paddle.direction], paddle[1:]), *self._first_pivot(paddle))
+        return all(0 <= value < self.p.size for value in points)
 
-    def _first_pivot(self, paddle: Paddle) -> np.ndarray:
-        return self.t.pivots[paddle.direction] + paddle[1:]
+    def _first_pivot(self, paddle: Paddle) -> tuple[int, int]:
+        return self._move(self.t.pivots[paddle.direction], paddle[1:])
 
-    def _extend(self, contour: list[Paddle], pivot: np.ndarray) -> np.ndarray | None:
+    def _move(self, steps: np.ndarray, place: tuple[int, int]) -> tuple[int, int]:
+        """``place`` and the step of ``steps`` (S, 2) from there; from outside, that of the image's edge."""
+        y, x = place
+        at_y, at_x = (min(max(value, 0), self.p.size - 1) for value in place)
+        return y + int(steps[at_y, 0]), x + int(steps[at_x, 1])
+
+    def _extend(self, contour: list[Paddle], pivot: tuple[int, int]) -> tuple[int, int] | None:
         """Append a paddle to ``contour``, whose last one has ``pivot``, and return the new pivot; None if no room."""
         last = contour[-1]
-        pivot = pivot + self.t.forward[last.direction]
-        points = pivot + self.t.ring
+        pivot = self._move(self.t.forward[last.direction], pivot)
+        points = self.t.ring + pivot
         inside = ((points >= 0) & (points < self.p.size)).all(axis=1)
         # pulling what lies beyond the edge to it leaves no disc: the most claimed pixel within the margin is the same
         near = np.clip(points[:, None] + self.t.disc, 0, self.p.size - 1)
@@ -223,8 +229,8 @@ class _Growth:
 
     def ends(self, paddle: Paddle) -> tuple[int, int, int, int]:
         """y and x of the end that comes first along the contour, then of the other."""
-        y, x = map(int, self.t.ends[paddle.direction] + paddle[1:])
-        return (*paddle[1:], y, x) if paddle.direction < DEGREES else (y, x, *paddle[1:])
+        place, other = paddle[1:], self._move(self.t.ends[paddle.direction], paddle[1:])
+        return (*place, *other) if paddle.direction < DEGREES else (*other, *place)
 
     def draw(self, contours: list[list[Paddle]], distractors: list[list[Paddle]], markers: list) -> np.ndarray:
         """uint8 (S, S): the brightest of all that lies on a pixel, stretched so that the image spans 0..255."""
