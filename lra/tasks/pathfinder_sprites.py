@@ -5,7 +5,12 @@ pixels on a ring back to its centre, in which a contour continues. For each ther
 the area it claims. All that needs floating point happens here, once a process; growing contours is then a matter of
 integers, which gives the same image in every kernel and on every machine.
 
-Coordinates are (y, x). Shapes: O directions, K ring pixels, P, Q and R sides of a picture, E classes of a marker's place.
+A step of some length is rounded up to whole pixels in the public generator. Where it is a whole number but for the last
+digit of a sine, as at right angles, it depends on the coordinate it starts from whether that digit counts: hence tables
+by coordinate. The effect is small but not random, a column of pixels at the left border is rarer.
+
+Coordinates are (y, x), angles in radians from the x to the y axis. Shapes: S height and width of the image, O directions,
+K ring pixels, P, Q and R sides of a picture, E classes of a marker's place.
 """
 
 import math
@@ -34,11 +39,11 @@ class Tables(NamedTuple):
     surroundings: np.ndarray
     """uint8 (O, R, R): the most of ``areas`` within the margin of a pixel."""
     ends: np.ndarray
-    """int32 (O, 2): from a paddle's start to its other end."""
+    """int8 (O, S, 2): from a paddle's middle pixel to its other end; of y and x, by the value of each."""
     forward: np.ndarray
-    """int32 (O, 2): from the pivot of a paddle of the direction to that of its successor."""
+    """int8 (O, S, 2): from the pivot of a paddle of the direction to that of its successor, likewise."""
     pivots: np.ndarray
-    """int32 (360, 2): from a contour's first pixel to its first pivot."""
+    """int8 (360, S, 2): from a contour's first pixel to its first pivot, likewise."""
     footprint: np.ndarray
     """int32 (F, 2): pixels that must be free for a contour to start, relative to the first; direction by direction.
 
@@ -52,7 +57,7 @@ class Tables(NamedTuple):
     disc: np.ndarray
     """int32 (N, 2): pixels within the margin."""
     neighbours: np.ndarray
-    """int32 (360, 2): from the first pixel of one long contour to that of the other."""
+    """int8 (360, S, 2): from the first pixel of one long contour to that of the other, likewise."""
     markers: np.ndarray
     """uint8 (E, E, Q, Q): a marker's picture by the class of its y and x, which tell its distance to two borders."""
 
@@ -60,31 +65,33 @@ class Tables(NamedTuple):
 @cache
 def tables(parameters: Parameters, margin: int) -> Tables:
     """All that the images of ``parameters`` with ``margin`` need."""
-    length = parameters.paddle_length
-    starts = [(_sine(a), _sine(a + 90)) for a in range(-180, 180)]
+    length, size = parameters.paddle_length, parameters.size
+    starts = [math.radians(degrees) for degrees in range(-180, 180)]
     ring = _ring(length + margin)
-    ring_directions = [(y / math.hypot(y, x), x / math.hypot(y, x)) for y, x in ring]
+    headings = [*starts, *(math.atan2(y, x) for y, x in ring)]
     # a contour's first paddle is drawn from its near end, every other one from its far end, a ring pixel
-    drawn = [*starts, *((-y, -x) for y, x in ring_directions)]
-    pictures = [_paddle(parameters, margin, direction) for direction in drawn]
+    drawn = [*starts, *map(_reverse, headings[DEGREES:])]
+    pictures = [_paddle(parameters, margin, angle) for angle in drawn]
     areas = np.stack([area for _, area in pictures])
     footprints = [_footprint(areas[i], length + margin) for i in range(DEGREES)]
-    headings = [*starts, *ring_directions]
+    ends = _steps(drawn, length, size)
+    back = _steps([*map(_reverse, starts)], length + margin, size)
+    landing = np.clip(np.arange(size)[:, None] + ends[:DEGREES], 0, size - 1)
     return Tables(
         lines=np.stack([line for line, _ in pictures]),
         areas=areas,
         surroundings=np.stack([_dilate(np.pad(area, margin), margin) for area in areas]),
-        ends=_offsets(drawn, length),
-        forward=_offsets(headings, length + 2 * margin),
-        pivots=_offsets(starts, length) + _offsets([(-y, -x) for y, x in starts], length + margin),
+        ends=ends,
+        forward=_steps(headings, length + 2 * margin, size),
+        pivots=ends[:DEGREES] + np.take_along_axis(back, landing, axis=1),
         footprint=np.concatenate(footprints),
         footprint_starts=np.cumsum([0, *map(len, footprints)]).astype(np.int32),
         ring=np.array(ring, np.int32),
         weights=np.array(
-            [[_weight(h, r, parameters.continuity) for r in ring_directions] for h in headings], np.uint32
+            [[_weight(h, r, parameters.continuity) for r in headings[DEGREES:]] for h in headings], np.uint32
         ),
         disc=_disc(margin),
-        neighbours=_offsets(starts, parameters.seed_distance, lambda v: math.floor(v + 0.5)),
+        neighbours=_steps(starts, parameters.seed_distance, size, round),
         markers=_markers(parameters.marker_radius),
     )
 
@@ -94,31 +101,25 @@ def marker_reach(markers: np.ndarray) -> int:
     return markers.shape[-1] // 2
 
 
-def _sine(degrees: int) -> float:
-    return math.sin(math.radians(degrees))
+def _reverse(angle: float) -> float:
+    return angle + math.pi if angle < 0 else angle - math.pi
 
 
-def _snap(value: float) -> float:
-    """``value`` without the noise of the last digits, so that floor and ceil of whole numbers are themselves."""
-    return round(value, 9)
-
-
-def _offsets(
-    directions: list[tuple[float, float]], distance: int, whole: Callable[[float], int] = math.ceil
-) -> np.ndarray:
-    """int32 (directions, 2): the pixel offset that ``distance`` in each direction comes to."""
-    return np.array([[whole(_snap(distance * part)) for part in d] for d in directions], np.int32)
+def _steps(angles: list[float], distance: int, size: int, whole: Callable[[float], int] = math.ceil) -> np.ndarray:
+    """int8 (angles, size, 2): what ``distance`` at each angle adds to y and to x, by their value."""
+    parts = [[distance * math.sin(angle), distance * math.cos(angle)] for angle in angles]
+    return np.array([[[whole(c + part) - c for part in pair] for c in range(size)] for pair in parts], np.int8)
 
 
 def _ring(radius: int) -> list[tuple[int, int]]:
     """Pixels on a circle that is sampled at every pixel of its arc, without repeats."""
     angles = [i / radius for i in range(math.ceil(2 * math.pi * radius))]
-    return sorted({(math.floor(_snap(radius * math.sin(a))), math.floor(_snap(radius * math.cos(a)))) for a in angles})
+    return sorted({(math.floor(radius * math.sin(a)), math.floor(radius * math.cos(a))) for a in angles})
 
 
-def _weight(heading: tuple[float, float], direction: tuple[float, float], continuity: float) -> int:
-    turn = math.acos(max(-1.0, min(1.0, heading[0] * direction[0] + heading[1] * direction[1])))
-    return round(UNIT * math.cos(min(continuity * turn, math.pi / 2)) ** 2)
+def _weight(heading: float, angle: float, continuity: float) -> int:
+    turn = abs(heading - angle)
+    return round(UNIT * math.cos(min(continuity * min(turn, 2 * math.pi - turn), math.pi / 2)) ** 2)
 
 
 def _disc(radius: float) -> np.ndarray:
@@ -148,14 +149,13 @@ def _footprint(area: np.ndarray, reach: int) -> np.ndarray:
     return offsets if all((offsets * corner >= 0).all(axis=1).any() for corner in corners) else offsets[:0]
 
 
-def _paddle(parameters: Parameters, margin: int, direction: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 (P, P) twice: the line and the area of a paddle that leaves the middle in ``direction``."""
+def _paddle(parameters: Parameters, margin: int, angle: float) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 (P, P) twice: the line and the area of a paddle that leaves the middle at ``angle``."""
     reach = parameters.reach(margin)
     middle, side = reach * ANTIALIAS, 2 * reach * ANTIALIAS + 1
-    end = _offsets([direction], parameters.paddle_length * ANTIALIAS)[0] + middle
-    large = draw_line(
-        side, (middle, middle), (int(end[0]), int(end[1])), round(parameters.paddle_thickness * ANTIALIAS)
-    )
+    length = parameters.paddle_length * ANTIALIAS
+    end = (math.ceil(middle + length * math.sin(angle)), math.ceil(middle + length * math.cos(angle)))
+    large = draw_line(side, (middle, middle), end, round(parameters.paddle_thickness * ANTIALIAS))
     area = _dilate(large, margin * ANTIALIAS)
     small = 2 * reach + 1
     return scale_down(large, small), scale_down(area, small)

@@ -14,10 +14,10 @@ extern "C" {
 // Mirrored by ctypes structures in pathfinder_native.py.
 struct Tables {
   const uint8_t *lines, *areas, *surroundings;         // (O, P, P), (O, P, P), (O, R, R)
-  const int32_t *ends, *forward, *pivots;              // (O, 2), (O, 2), (360, 2)
+  const int8_t *ends, *forward, *pivots;               // (O, S, 2), (O, S, 2), (360, S, 2)
   const int32_t *footprint, *footprint_starts, *ring;  // (F, 2), (361,), (K, 2)
   const uint32_t* weights;                             // (O, K)
-  const int32_t* neighbours;                           // (360, 2)
+  const int8_t* neighbours;                            // (360, S, 2)
   const uint8_t* markers;                              // (Q, Q, Q, Q)
   int32_t directions, picture, surrounding, ring_count, marker;  // O, P, R, K, Q
 };
@@ -123,7 +123,17 @@ class Growth {
     for (int step = 1; step < p.contour_length; ++step)
       for (int i = 0; i < 2; ++i)
         if (!extend(contours_[i], pivots[i])) return false;
+    if (!four_ends()) return false;
     claim(contours_[1].back());
+    return true;
+  }
+
+  bool four_ends() const {
+    const Point ends[4] = {contours_[0].front().place, contours_[0].back().place, contours_[1].front().place,
+                           contours_[1].back().place};
+    for (int i = 0; i < 4; ++i)
+      for (int j = 0; j < i; ++j)
+        if (ends[i].y == ends[j].y && ends[i].x == ends[j].x) return false;
     return true;
   }
 
@@ -147,10 +157,17 @@ class Growth {
 
   bool inside(Point a) const { return a.y >= 0 && a.y < p.size && a.x >= 0 && a.x < p.size; }
 
-  Point first_pivot(const Paddle& paddle) const { return paddle.place + at(t->pivots, paddle.direction); }
+  // `from` and the step of a direction from there; from outside, that of the image's edge.
+  Point move(const int8_t* steps, int direction, Point from) const {
+    const int8_t* mine = steps + direction * p.size * 2;
+    const int y = std::clamp(from.y, 0, p.size - 1), x = std::clamp(from.x, 0, p.size - 1);
+    return {from.y + mine[2 * y], from.x + mine[2 * x + 1]};
+  }
+
+  Point first_pivot(const Paddle& paddle) const { return move(t->pivots, paddle.direction, paddle.place); }
 
   bool fits_frame(const Paddle& paddle) const {
-    return inside(paddle.place + at(t->ends, paddle.direction)) && inside(first_pivot(paddle));
+    return inside(move(t->ends, paddle.direction, paddle.place)) && inside(first_pivot(paddle));
   }
 
   bool startable(int direction) const { return t->footprint_starts[direction] < t->footprint_starts[direction + 1]; }
@@ -177,7 +194,7 @@ class Growth {
   bool start_beside(Point other, Paddle& paddle) {
     for (int trial = 0; trial <= p.paddle_retrials; ++trial) {
       paddle.direction = random_.below(kDegrees);
-      paddle.place = other + at(t->neighbours, random_.below(kDegrees));
+      paddle.place = move(t->neighbours, random_.below(kDegrees), other);
       if (fits_frame(paddle)) return true;
     }
     return false;
@@ -278,7 +295,7 @@ class Growth {
 
   bool extend(Contour& contour, Point& pivot) {
     const Paddle last = contour.back();
-    const Point next = pivot + at(t->forward, last.direction);
+    const Point next = move(t->forward, last.direction, pivot);
     const std::vector<Turn>& turns = c->turns[last.direction];
     totals_.clear();
     uint32_t total = 0;
@@ -334,7 +351,7 @@ class Growth {
   void record_paddles(int16_t* out) const {
     for (const Contour& contour : contours_)
       for (const Paddle& paddle : contour) {
-        Point from = paddle.place, to = from + at(t->ends, paddle.direction);
+        Point from = paddle.place, to = move(t->ends, paddle.direction, from);
         if (paddle.direction >= kDegrees) std::swap(from, to);
         for (int value : {from.y, from.x, to.y, to.x}) *out++ = static_cast<int16_t>(value);
       }
