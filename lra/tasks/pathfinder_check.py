@@ -31,20 +31,6 @@ def connected(paddles: np.ndarray, markers: np.ndarray) -> np.ndarray:
     return np.where(elsewhere, -1, contour[:, 0] == contour[:, 1]).astype(np.int8)
 
 
-def possible(paddles: np.ndarray, markers: np.ndarray) -> np.ndarray:
-    """bool (N, 2): whether each label agrees with the geometry; arguments as in ``connected``.
-
-    Both do in the rare image whose two contours end in the same pixel: the last paddle of the first contour claims no
-    room, in the published generator as in ours.
-    """
-    ends = np.stack([paddles[:, :, 0, :2], paddles[:, :, -1, 2:]], axis=2)
-    on = (markers[:, :, None, None] == ends[:, None]).all(axis=-1)
-    first, second = on[:, 0], on[:, 1]  # (N, contour, end)
-    same = (first & second[:, :, ::-1]).any(axis=(1, 2))
-    other = (first.any(axis=2) & second.any(axis=2)[:, ::-1]).any(axis=1)
-    return np.stack([other, same], axis=1)
-
-
 def problems(parameters: Parameters, samples: Samples) -> list[str]:
     """One line for each way in which images, geometry and labels disagree; empty if all is well."""
     image = np.arange(len(samples.labels))
@@ -60,7 +46,7 @@ def problems(parameters: Parameters, samples: Samples) -> list[str]:
         ).all(axis=(1, 2)),
         "gaps of twice the margin": (gaps <= 2 * samples.margins[:, None, None] + GAP_SLACK).all(axis=(1, 2)),
         "the label to tell whether both markers are on one contour": (
-            possible(samples.paddles, samples.markers)[image, samples.labels]
+            connected(samples.paddles, samples.markers) == samples.labels
         ),
         "intensities from 0 to 255": (samples.images.min(axis=(1, 2)) == 0) & (samples.images.max(axis=(1, 2)) == 255),
     }
