@@ -26,6 +26,7 @@ from lra.distributed import Ranks, join, ranks
 from lra.environment import device_name, environment, git_state
 from lra.errors import UserError
 from lra.evaluation import Score, save_predictions
+from lra.flops import utilisation
 from lra.memory_limit import OutOfMemory, is_out_of_memory, memory_limit
 from lra.meter import Meter, allocator, tune_allocator
 from lra.results import ResultRow
@@ -168,6 +169,16 @@ class _Run:
         row.warnings += surprises
         row.kernel = kernels.last_used(load_mixer(config.attention.name).op)
         self._measured(meter)
+        fields = utilisation(
+            trainer.model,
+            meter,
+            config.trainer.precision,
+            documents=self.splits["train"].documents,
+            devices=self.ranks.world,
+        )
+        for key, value in fields.items():
+            setattr(row, key, value)
+        meter.close()
         if self.ranks.first:
             save_predictions(predictions, config.run_dir / PREDICTIONS)
         _judge(row, predictions.score(self.info.num_classes))
@@ -178,7 +189,9 @@ class _Run:
         device = torch.device(f"cuda:{self.ranks.local_rank}" if on_rank else config.device)
         seeds = np.random.SeedSequence(config.seed).generate_state(2)
         torch.manual_seed(int(seeds[0]))
-        meter = Meter(device, warmup_steps=config.trainer.timing_warmup)
+        meter = Meter(device, warmup_steps=config.trainer.timing_warmup, compiled=config.trainer.compile)
+        with meter.account("compile"):
+            kernels.available(load_mixer(config.attention.name).op, device.type)
         model = build_model(config.model, config.attention, **self.info.network())
         if self.ranks.rank:  # the same weights everywhere, but not the same dropout
             torch.manual_seed(int(seeds[0]) + self.ranks.rank)

@@ -72,6 +72,7 @@ class Trainer:
         self._pending: dict[str, float | None] = {}
         """Values of the current step that are not logged yet."""
         self._optimizer = build_optimizer(model, config)
+        meter.track(model, self._optimizer)
         self._indices = train_indices(splits["train"], config.batch_size, data_seed)
         self._mixers = [m for m in model.modules() if isinstance(m, Mixer)]
         model.encoder.activation_checkpointing = config.activation_checkpointing
@@ -172,8 +173,10 @@ class Trainer:
             try:
                 with self.meter.account("data"):
                     batches = self._batches(indices)
-                real, padded = padded_tokens(self.splits["train"], self._parts(indices))
-                with self.meter.step(real_tokens=real, padded_tokens=padded):
+                split, parts = self.splits["train"], self._parts(indices)
+                real, padded = padded_tokens(split, parts)
+                shapes = [(len(part) * split.documents, int(split.lengths[part].max())) for part in parts]
+                with self.meter.step(real_tokens=real, padded_tokens=padded, shapes=shapes):
                     return self._step(step, batches, indices, rate)
             except BaseException as error:
                 if not is_out_of_memory(error):
@@ -216,8 +219,10 @@ class Trainer:
                     logits = self._network(batch.tokens, batch.key_mask)
                 # summed and divided by the labels of the whole step: parts give the gradient of one big batch
                 loss = _summed_loss(logits.float(), batch.labels) / labels
+                self.meter.lap("forward")
                 # DistributedDataParallel averages over the ranks where a sum is wanted
                 (loss * self.ranks.world).backward()
+                self.meter.lap("backward")
             total += loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf).item()
         value = self.ranks.sum(total).item()

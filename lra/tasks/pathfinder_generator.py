@@ -69,8 +69,8 @@ def generate(
         made = _plain(parameters, choices, seed, start, samples)
     if made < count:
         raise UserError(
-            f"Pathfinder image {start + made} of seed {seed}: two contours of {parameters.contour_length} paddles found "
-            f"no room in {parameters.size}x{parameters.size} pixels after {growth.MOST_ATTEMPTS} attempts; "
+            f"Pathfinder image {start + made} of seed {seed}: two contours of {parameters.contour_length} paddles "
+            f"found no room in {parameters.size}x{parameters.size} pixels after {growth.MOST_ATTEMPTS} attempts; "
             f"make the contours shorter, seed_distance smaller or the image larger"
         )
     return samples

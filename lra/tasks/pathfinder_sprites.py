@@ -9,8 +9,8 @@ A step of some length is rounded up to whole pixels in the public generator. Whe
 digit of a sine, as at right angles, it depends on the coordinate it starts from whether that digit counts: hence tables
 by coordinate. The effect is small but not random, a column of pixels at the left border is rarer.
 
-Coordinates are (y, x), angles in radians from the x to the y axis. Shapes: S height and width of the image, O directions,
-K ring pixels, P, Q and R sides of a picture, E classes of a marker's place.
+Coordinates are (y, x), angles in radians from the x to the y axis. Shapes: S height and width of the image, O
+directions, K ring pixels, P, Q and R sides of a picture, E classes of a marker's place.
 """
 
 import math

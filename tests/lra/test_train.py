@@ -141,7 +141,8 @@ def test_running_out_of_memory_is_a_result(tiny, monkeypatch):
 
     monkeypatch.setattr(Trainer, "_step", explode)
     row = run(compose_run(tiny))
-    assert (row.status, row.error) == ("oom", "tried to allocate 8 GiB")
+    assert row.status == "oom"
+    assert row.error.endswith("tried to allocate 8 GiB")
     assert row.step_ms is None
 
 
