@@ -25,6 +25,9 @@ SHA256 = (
 """Of the Hub's files of train and test at that revision."""
 COLUMNS = {"img": "image", "label": "label"}
 ROWS = {"train": 50_000, "test": 10_000}
+"""What the Hub has; a folder that is named may have others."""
+FEWEST = {"train": 10, "test": 1}
+"""So many that no split is empty."""
 NUM_CLASSES = 10
 SIDES = {256: 16, 1024: 32, 4096: 64, 16_384: 128}
 """Pixels a side by length."""
@@ -121,17 +124,19 @@ class Image(PreparedTask):
         )
         gray: dict[str, list[np.ndarray]] = {}
         labels: dict[str, list[np.ndarray]] = {}
+        tables = _tables(config, data_dir)
+        rows = writer.details["rows"] = {name: table.rows for name, table in tables.items()}
         done = 0
-        for name, table in _tables(config, data_dir).items():
+        for name, table in tables.items():
             gray[name], labels[name] = [], []
             for rgb, batch in _pictures(name, table):
                 gray[name].append(GRAY[config.fidelity](rgb))
                 labels[name].append(batch)
                 done += len(rgb)
-                progress(done, sum(ROWS.values()))
+                progress(done, sum(rows.values()))
         levels = {name: np.concatenate(parts) for name, parts in gray.items()}
         classes = {name: np.concatenate(parts) for name, parts in labels.items()}
-        for split, (name, ids) in _choice(config).items():
+        for split, (name, ids) in _choice(config, rows).items():
             for part in np.split(ids, range(BATCH, len(ids), BATCH)):
                 tokens = resample(levels[name][part], SIDES[config.length])
                 writer.append(split, tokens.ravel(), np.full(len(part), config.length), classes[name][part])
@@ -139,8 +144,8 @@ class Image(PreparedTask):
 
     @classmethod
     def prove(cls, config: Config, name: str, split: Split, details: dict[str, Any]) -> str:
-        """Count rows and classes; an enlarged pixel is one intensity. Pixels are proven by ``verify``."""
-        expected = len(_choice(config)[name][1])
+        """Count rows and classes; pixels are proven by ``verify``."""
+        expected = len(_choice(config, details["rows"])[name][1])
         if len(split) != expected:
             raise Disproved(f"{expected} rows in {name}", len(split))
         if (split.lengths != config.length).any():
@@ -176,14 +181,16 @@ def _locate(config: Config, data_dir: Path) -> Path | None:
 
 
 def _tables(config: Config, data_dir: Path) -> dict[str, sources.Table]:
-    """Train and test of the source; ``UserError`` unless each has all its rows."""
+    """Train and test of the source; ``UserError`` unless a copy of the Hub's has all rows, another enough."""
     tables = sources.load(REPO, REVISION, COLUMNS, source=config.source, data_dir=data_dir)
     for name, table in tables.items():
-        if table.rows != ROWS[name]:
+        if config.source == "hub" and table.rows != ROWS[name]:
             raise UserError(
-                f"{table.paths[0].parent}: expected {ROWS[name]} rows in {name}, found {table.rows}: "
-                f"the published split is one of all rows of CIFAR-10; get all files of {REPO}"
+                f"{table.root}: expected {ROWS[name]} rows in {name} as the Hub has, found {table.rows}; get the "
+                f"files again, or name the folder to use it as it is: task.source={table.root}"
             )
+        if table.rows < FEWEST[name]:
+            raise UserError(f"{table.root}: expected {FEWEST[name]} rows or more in {name}, found {table.rows}")
     return tables
 
 
@@ -204,9 +211,16 @@ def _pictures(name: str, table: sources.Table) -> Iterator[tuple[np.ndarray, np.
         row += len(pictures)
 
 
-def _choice(config: Config) -> dict[str, tuple[str, np.ndarray]]:
-    """For each split the part of the source and the rows of it, ascending."""
-    ids = splits.load("cifar10") | {"test": np.arange(ROWS["test"])}
+def _choice(config: Config, rows: dict[str, int]) -> dict[str, tuple[str, np.ndarray]]:
+    """For each split the part of the source, which has so many ``rows``, and the rows of it, ascending."""
+    if rows["train"] == ROWS["train"]:
+        ids = splits.load("cifar10")
+    else:
+        # the method of the published split, for other rows
+        order = splits.ranked("cifar10", rows["train"])
+        validation = len(order) // 10
+        ids = {"validation": np.sort(order[:validation]), "train": np.sort(order[validation:])}
+    ids["test"] = np.arange(rows["test"])
     choice = {}
     for split in ("train", "validation", "test"):
         key = f"{split}_rows"
@@ -217,8 +231,9 @@ def _choice(config: Config) -> dict[str, tuple[str, np.ndarray]]:
 
 def _compare(config: Config, folder: Path, data_dir: Path, prepared: dict[str, Split]) -> str:
     """Decode the source again and hold every prepared row against it; a fact for people."""
-    choice, side = _choice(config), SIDES[config.length]
-    for part, table in _tables(config, data_dir).items():
+    tables = _tables(config, data_dir)
+    choice, side = _choice(config, {name: table.rows for name, table in tables.items()}), SIDES[config.length]
+    for part, table in tables.items():
         start = 0
         for rgb, labels in _pictures(part, table):
             for split, ids in ((split, ids) for split, (of, ids) in choice.items() if of == part):

@@ -13,6 +13,7 @@ import torch
 from omegaconf import OmegaConf
 from PIL import Image as Pillow
 
+from lra.data import splits
 from lra.data.loader import make_batch
 from lra.errors import UserError
 from lra.tasks import image, load
@@ -25,7 +26,7 @@ REAL = ROOT.parent / "shared" / "data" / "image"
 LOSSLESS = REAL / "cifar10-train-first4000-lossless.parquet"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"no real CIFAR-10 in {REAL}")
 ROWS = {"train": 40, "test": 12}
-VALIDATION = [1, 8, 33]
+VALIDATION = [31, 34, 36, 39]
 
 
 def ignore(done, total):
@@ -63,14 +64,6 @@ def write(folder, **changes):
         table = {"img": pyarrow.array(images, kind), "label": pyarrow.array(labels, "int64")}
         pyarrow.parquet.write_table(pyarrow.table(table), path)
     return folder
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """CIFAR-10 of 40 and 12 pictures, three of them for validation."""
-    train = np.setdiff1d(np.arange(40), VALIDATION)
-    monkeypatch.setattr(image, "ROWS", ROWS)
-    monkeypatch.setattr(image.splits, "load", lambda name: {"train": train, "validation": np.array(VALIDATION)})
 
 
 # colour -> level: .2989 r + .5870 g + .1140 b, times 255.5 / 255, cut; and the ITU luma, rounded
@@ -128,17 +121,17 @@ def test_the_second_way_gives_the_same(fidelity, side):
 
 
 @pytest.mark.parametrize(("length", "side"), [(256, 16), (1024, 32), (4096, 64), (16_384, 128)])
-def test_rows_are_pixels_row_after_row(small, tmp_path, length, side):
+def test_rows_are_pixels_row_after_row(tmp_path, length, side):
     config = Config(length=length, source=str(write(tmp_path / "cifar")))
     Image.prepare(config, tmp_path, ignore)
     info, parts = Image.load(config, tmp_path)
-    assert info.splits == {"train": 37, "validation": 3, "test": 12}
+    assert info.splits == {"train": 36, "validation": 4, "test": 12}
     assert (info.vocab_size, info.num_classes, info.length, info.pixels) == (256, 10, length, None)
     assert ["adds no information" in warning for warning in info.warnings] == [True] * (side > 32) + [False]
     assert info.warnings[-1].startswith("the pictures are not the files of uoft-cs/cifar10")
     rgb = pictures(40, 0)[VALIDATION].astype(float)
     gray = np.floor(255.5 / 255 * (0.2989 * rgb[..., 0] + 0.587 * rgb[..., 1] + 0.114 * rgb[..., 2]))
-    for i in range(3):
+    for i in range(4):
         row = parts["validation"].row(i).reshape(side, side)
         for y, x in ((0, 0), (3, 11), (side - 1, side - 1)):
             if side == 16:
@@ -151,17 +144,17 @@ def test_rows_are_pixels_row_after_row(small, tmp_path, length, side):
     assert "52 pictures decoded again from" in facts[-1]
 
 
-def test_s4_pixels_are_pillows_luma_and_normalised(small, tmp_path):
+def test_s4_pixels_are_pillows_luma_and_normalised(tmp_path):
     config = Config(fidelity="s4", source=str(write(tmp_path / "cifar")))
     Image.prepare(config, tmp_path, ignore)
     info, parts = Image.load(config, tmp_path)
     assert info.pixels == pytest.approx((0.480784, 0.239216), abs=1e-6)
-    expected = np.asarray(Pillow.fromarray(pictures(40, 0)[8]).convert("L"))
+    expected = np.asarray(Pillow.fromarray(pictures(40, 0)[VALIDATION[1]]).convert("L"))
     assert (parts["validation"].row(1).reshape(32, 32) == expected).all()
     assert "52 pictures decoded again from" in Image.verify(config, tmp_path)[-1]
 
 
-def test_a_black_pixel_is_a_token(small, tmp_path):
+def test_a_black_pixel_is_a_token(tmp_path):
     black = np.zeros((32, 32, 3), np.uint8)
     config = Config(source=str(write(tmp_path / "cifar", test=(0, "img", png(black)))))
     Image.prepare(config, tmp_path, ignore)
@@ -172,7 +165,7 @@ def test_a_black_pixel_is_a_token(small, tmp_path):
     assert batch.real_tokens == batch.padded_tokens == 2 * 1024
 
 
-def test_a_choice_of_rows_is_fixed_and_part_of_a_larger_one(small, tmp_path):
+def test_a_choice_of_rows_is_fixed_and_part_of_a_larger_one(tmp_path):
     source = str(write(tmp_path / "cifar"))
     rows = []
     for count in (5, 10):
@@ -180,12 +173,12 @@ def test_a_choice_of_rows_is_fixed_and_part_of_a_larger_one(small, tmp_path):
         Image.prepare(config, tmp_path, ignore)
         parts = Image.load(config, tmp_path)[1]
         rows.append({bytes(parts["train"].row(i).astype(np.uint8)) for i in range(count)})
-        assert [len(part) for part in parts.values()] == [count, 3, count]
+        assert [len(part) for part in parts.values()] == [count, 4, count]
         assert "pictures decoded again" in Image.verify(config, tmp_path)[-1]
     assert len(rows[1]) == 10
     assert rows[0] < rows[1]
-    with pytest.raises(UserError, match="task.train_rows=38: the source has 37 rows"):
-        Image.prepare(Config(source=source, train_rows=38), tmp_path, ignore)
+    with pytest.raises(UserError, match="task.train_rows=37: the source has 36 rows"):
+        Image.prepare(Config(source=source, train_rows=37), tmp_path, ignore)
 
 
 @pytest.mark.parametrize(
@@ -201,20 +194,37 @@ def test_a_choice_of_rows_is_fixed_and_part_of_a_larger_one(small, tmp_path):
     ],
 )
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_a_wrong_row_is_named(small, tmp_path, split, change, message):
+def test_a_wrong_row_is_named(tmp_path, split, change, message):
     config = Config(source=str(write(tmp_path / "cifar", **{split: change})))
     with pytest.raises(UserError, match=message.format(split)):
         Image.prepare(config, tmp_path, ignore)
     assert not list((tmp_path / "image").glob("length*"))
 
 
-def test_another_number_of_rows_is_refused(tmp_path):
-    config = Config(source=str(write(tmp_path / "cifar")))
-    with pytest.raises(UserError, match=r"expected 50000 rows in train, found 40: the published split"):
-        Image.prepare(config, tmp_path, ignore)
+def test_the_hubs_copy_has_all_rows_and_a_named_folder_what_it_has(tmp_path, monkeypatch):
+    monkeypatch.delenv("LRA_HUB_DIR", raising=False)
+    folder = write(tmp_path / "hub" / "uoft-cs" / "cifar10")
+    with pytest.raises(
+        UserError, match=rf"{folder}: expected 50000 rows in train as the Hub has, found 40; .*=.*cifar10"
+    ):
+        Image.prepare(Config(), tmp_path, ignore)
+    monkeypatch.setitem(ROWS, "train", 9)
+    with pytest.raises(UserError, match="expected 10 rows or more in train, found 9"):
+        Image.prepare(Config(source=str(write(tmp_path / "nine"))), tmp_path, ignore)
 
 
-def test_verify_finds_an_altered_pixel(small, tmp_path):
+def test_validation_is_the_published_choice():
+    rows = {split: ids for split, (_, ids) in image._choice(Config(), image.ROWS).items()}
+    published = splits.load("cifar10")
+    for split in ("train", "validation"):
+        assert (rows[split] == published[split]).all()
+    assert [len(ids) for ids in rows.values()] == [45_000, 5_000, 10_000]
+    # the method, written out: the first tenth by SHA-256, here of other numbers of rows
+    order = sorted(range(40), key=lambda i: hashlib.sha256(f"0:cifar10:{i}".encode()).digest())
+    assert sorted(order[:4]) == VALIDATION
+
+
+def test_verify_finds_an_altered_pixel(tmp_path):
     config = Config(source=str(write(tmp_path / "cifar")))
     folder = Image.prepare(config, tmp_path, ignore)
     data = bytearray((folder / "test.tokens.bin").read_bytes())
@@ -227,7 +237,7 @@ def test_verify_finds_an_altered_pixel(small, tmp_path):
         Image.verify(config, tmp_path)
 
 
-def test_what_is_not_the_hubs_says_so(small, tmp_path, monkeypatch):
+def test_what_is_not_the_hubs_says_so(tmp_path, monkeypatch):
     config = Config(source=str(write(tmp_path / "cifar")))
     details = json.loads((Image.prepare(config, tmp_path, ignore) / "manifest.json").read_text())["details"]
     assert details["exact"].startswith("not the files of uoft-cs/cifar10 at 0b2714987fa4:")
@@ -237,7 +247,7 @@ def test_what_is_not_the_hubs_says_so(small, tmp_path, monkeypatch):
     assert details["exact"].startswith("the pictures of uoft-cs/cifar10 at 0b2714987fa4;")
 
 
-def test_prepared_rows_outlive_their_source(small, tmp_path):
+def test_prepared_rows_outlive_their_source(tmp_path):
     config = Config(source=str(write(tmp_path / "cifar")))
     Image.prepare(config, tmp_path, ignore)
     (tmp_path / "cifar").rename(tmp_path / "elsewhere")
