@@ -10,16 +10,17 @@ SECONDS = 3.0
 """What one figure takes at least."""
 
 
-def rate(settings: Parameters, kernel: str, workers: int, seconds: float) -> float:
-    """Images a second of the wall clock over calls of growing size, tables and compilation excluded."""
+def rate(settings: Parameters, kernel: str, workers: int, seconds: float) -> tuple[float, float]:
+    """Images a second of the wall clock and of the CPUs over calls of growing size, without tables and compilation."""
     generate(settings, 1, 0, 1, workers=workers, kernel=kernel)
-    done, count, start = 0, 1, time.perf_counter()
+    done, count = 0, 1
+    start, cpu = time.perf_counter(), time.process_time()
     while (passed := time.perf_counter() - start) < seconds:
         generate(settings, 1, done, count, workers=workers, kernel=kernel)
         done += count
         # so large that starting threads does not count, so small that the last call does not run on for long
         count = min(2 * count, 1024)
-    return done / passed
+    return done / passed, done / (time.process_time() - cpu)
 
 
 def main() -> None:
@@ -32,15 +33,16 @@ def main() -> None:
     missing = available()["cpp"]
     if missing:
         print(f"no C++ kernel here: {missing}")
-    threads = [] if missing else options.workers
-    print("| size | " + "".join(f"C++, {n} thread{'s' * (n > 1)} | " for n in threads) + "Python | C++ / Python |")
-    print("| ---: |" + " ---: |" * (len(threads) + 2))
+    runs = [("python", 1)] + [("cpp", n) for n in options.workers if not missing]
+    print("Pathfinder images a second; a CPU second is free of what else runs on the machine\n")
+    print("| size | kernel | threads | of the clock | of the CPUs | over Python's |")
+    print("| ---: | --- | ---: | ---: | ---: | ---: |")
     for size in options.sizes:
-        settings = parameters(size)
-        compiled = [rate(settings, "cpp", n, options.seconds) for n in threads]
-        plain = rate(settings, "python", 1, options.seconds)
-        ratio = f"{compiled[0] / plain:,.0f}" if compiled else "-"
-        print(f"| {size} | " + "".join(f"{r:,.0f} | " for r in compiled) + f"{plain:,.2f} | {ratio} |", flush=True)
+        plain = None
+        for kernel, workers in runs:
+            clock, cpu = rate(parameters(size), kernel, workers, options.seconds)
+            plain = plain or cpu
+            print(f"| {size} | {kernel} | {workers} | {clock:,.1f} | {cpu:,.1f} | {cpu / plain:,.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -60,9 +60,10 @@ def generate(
     """
     if min(seed, start, count) < 0 or max(seed, start + count) >= 2**63:
         raise UserError(f"seed={seed}, images {start}..{start + count}: expected numbers from 0 to 2**63 - 1")
+    chosen = _chosen(kernel, parameters)
     samples = _empty(parameters, count)
     choices = [tables(parameters, margin) for margin in parameters.paddle_margins]
-    if _chosen(kernel, parameters) == "cpp":
+    if chosen == "cpp":
         made = native.fill(parameters, choices, seed, start, samples, workers or _cores())
         samples.margins[:made] = np.array(parameters.paddle_margins, np.uint8)[samples.margins[:made]]
     else:

@@ -5,7 +5,7 @@ in turn, paddle by paddle, from starts that are a fixed distance apart. A paddle
 ends at a pixel of a ring; straight on is likelier, and a pixel counts less the more others claim it. If a paddle
 collides after all retrials, both contours start again. Distractors then grow one by one in what room is left. Markers
 go to the start of one long contour and the end of one: the same for label 1, the other for label 0. One rule is ours:
-the four ends are four pixels, which otherwise fails in one of some hundred images of 32 pixels.
+the four ends are four pixels, which would else fail in about one of 400 images of 32 pixels.
 
 Coordinates are (y, x). Shapes: S height and width, C contour length, K ring pixels.
 """

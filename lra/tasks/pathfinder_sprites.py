@@ -163,15 +163,15 @@ def _paddle(parameters: Parameters, margin: int, angle: float) -> tuple[np.ndarr
 
 def _markers(radius: float) -> np.ndarray:
     """uint8 (E, E, Q, Q): see ``Tables.markers``; classes count from one border up to the middle, then to the other."""
-    # beyond the disc, scaling rings over its lobes; nearer to a border than that, it is cut and weighs differently
-    reach = math.ceil(radius) + _LOBES
+    # scaling rings over its lobes beyond the disc; a pixel that near to a border, in turn, weighs its taps differently
+    reach = math.ceil(radius) + 2 * _LOBES
     classes = 2 * reach + 1
     matrix = coefficients(ANTIALIAS * classes, classes)
     places = np.arange(classes)
     grid = np.arange(ANTIALIAS * classes)
     squares = (grid - ANTIALIAS * places[:, None]) ** 2
     inside = squares[:, None, :, None] + squares[None, :, None, :] <= (radius * ANTIALIAS) ** 2
-    pictures = _resample(_resample(inside.astype(np.int64) * 255, matrix.T), matrix.T, axis=-2)
+    pictures = _resample(_resample(inside * 255.0, matrix.T), matrix.T, axis=-2)
     padded = np.pad(pictures, ((0, 0), (0, 0), (reach, reach), (reach, reach))).astype(np.uint8)
     out = np.empty((classes, classes, classes, classes), np.uint8)
     for y in places:
@@ -219,9 +219,9 @@ def _round_down(value: float) -> int:
 
 @cache
 def coefficients(large: int, small: int) -> np.ndarray:
-    """int64 (small, large): Lanczos resampling from ``large`` to ``small`` pixels, in units of 2**-22."""
+    """float64 (small, large): Lanczos resampling from ``large`` to ``small`` pixels, whole numbers of 2**-22."""
     scale = large / small
-    out = np.zeros((small, large), np.int64)
+    out = np.zeros((small, large))
     for i in range(small):
         middle = (i + 0.5) * scale
         first = max(0, int(middle - _LOBES * scale + 0.5))
@@ -247,10 +247,11 @@ def _round_half_away(value: float) -> int:
 def scale_down(image: np.ndarray, side: int) -> np.ndarray:
     """uint8 (side, side) from a larger square image: Lanczos along x, rounded to 8 bits, then along y."""
     matrix = coefficients(len(image), side).T
-    return _resample(_resample(image.astype(np.int64), matrix), matrix, axis=-2).astype(np.uint8)
+    return _resample(_resample(image.astype(float), matrix), matrix, axis=-2).astype(np.uint8)
 
 
 def _resample(image: np.ndarray, matrix: np.ndarray, axis: int = -1) -> np.ndarray:
-    """int64 0..255: ``image (..., Y, X)`` times ``matrix`` along ``axis``."""
+    """float64, whole numbers 0..255: ``image (..., Y, X)`` times ``matrix`` along ``axis``."""
+    # products and sums of whole numbers below 2**53 are exact in any order
     total = image @ matrix if axis == -1 else matrix.T @ image
-    return np.clip((total + (1 << (_COEFFICIENT_BITS - 1))) >> _COEFFICIENT_BITS, 0, 255)
+    return np.clip(np.floor(total / 2**_COEFFICIENT_BITS + 0.5), 0, 255)

@@ -84,7 +84,7 @@ def test_rows_made_earlier_are_made_again():
     for size, count in ((16, 8), (32, 4)):
         for array in generate(parameters(size), 0, 0, count, kernel="python"):
             digest.update(array.tobytes())
-    assert digest.hexdigest()[:16] == "2a845a0e70da50e4"
+    assert digest.hexdigest()[:16] == "cc7fe8dc1037c940"
 
 
 @needs_cpp
@@ -191,13 +191,17 @@ def statistics(images: np.ndarray) -> dict[str, np.ndarray]:
         "ink in the middle": rows[:, size // 4 : -size // 4, size // 4 : -size // 4].mean(axis=(1, 2)),
         "ink at the border": rows[:, : size // 8].mean(axis=(1, 2)),
         "edges": np.abs(np.diff(rows, axis=2)).mean(axis=(1, 2)),
+        # a rounding that prefers one pixel shows here: ink of every 32nd of the width and of the height
+        **{f"column {i}": part.mean(axis=(1, 2)) for i, part in enumerate(np.split(rows, 32, axis=2))},
+        **{f"row {i}": part.mean(axis=(1, 2)) for i, part in enumerate(np.split(rows, 32, axis=1))},
     }
 
 
 def deviations(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
     """By how many standard errors each statistic's mean differs."""
-    pairs = ((name, value, statistics(theirs)[name]) for name, value in statistics(ours).items())
-    return {name: (a.mean() - b.mean()) / (a.var() / len(a) + b.var() / len(b)) ** 0.5 for name, a, b in pairs}
+    pairs = zip(statistics(ours).items(), statistics(theirs).values())
+    errors = {name: (a.mean() - b.mean(), (a.var() / len(a) + b.var() / len(b)) ** 0.5) for (name, a), b in pairs}
+    return {name: difference / error for name, (difference, error) in errors.items() if error}
 
 
 @needs_cpp
@@ -205,7 +209,8 @@ def deviations(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
 def test_statistics_are_those_of_the_public_generator(size, count):
     theirs, _ = public(size)
     found = deviations(generate(parameters(size), 8, 0, count).images, theirs)
-    assert max(map(abs, found.values())) < 4, found
+    # of some 70 figures one in a thousand times
+    assert max(map(abs, found.values())) < 4.3, found
 
 
 @needs_cpp
@@ -260,7 +265,7 @@ def told_apart(ours: np.ndarray, theirs: np.ndarray) -> float:
 @needs_cpp
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "apart"), [({}, False), ({"distractors": 0}, True), ({"paddle_contrast": 0.9}, True)]
+    ("change", "apart"), [({}, False), ({"paddle_contrast": 0.9}, True), ({"marker_radius": 1.0}, True)]
 )
 def test_a_network_cannot_tell_ours_from_the_public_generators(change, apart):
     theirs, _ = public(32)

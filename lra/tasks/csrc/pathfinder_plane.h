@@ -90,16 +90,15 @@ class Plane {
 
   // Whether a pixel of the picture and one of the image come to `limit` together.
   bool reaches(int limit, const Pictures& pictures, const Paddle& paddle) const {
+    uint16_t most[kRow] = {};
     const Point corner = corner_of(pictures, paddle);
     const int top = std::max(0, corner.y), below = std::min(size_, corner.y + pictures.side());
     for (int y = top; y < below; ++y) {
       const uint8_t* mine = pictures.row(paddle.direction, y - corner.y);
       const uint8_t* pixels = row(y) + corner.x;
-      uint16_t most = 0;
-      for (int x = 0; x < kRow; ++x) most = std::max<uint16_t>(most, mine[x] + pixels[x]);
-      if (most >= limit) return true;
+      for (int x = 0; x < kRow; ++x) most[x] = std::max<uint16_t>(most[x], mine[x] + pixels[x]);
     }
-    return false;
+    return *std::max_element(most, most + kRow) >= limit;
   }
 
  private:
