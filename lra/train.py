@@ -321,14 +321,20 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+class _Terminal(logging.Handler):
+    """Writes to what ``sys.stderr`` is at the time of the message, not at the time of the first run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
 def log_to_terminal() -> None:
     """Plain INFO lines on stderr."""
     log.setLevel(logging.INFO)
     log.propagate = False
-    if not any(getattr(h, "lra_terminal", False) for h in log.handlers):
-        handler = logging.StreamHandler()
+    if not any(isinstance(h, _Terminal) for h in log.handlers):
+        handler = _Terminal()
         handler.setLevel(logging.INFO)
-        handler.lra_terminal = True
         log.addHandler(handler)
         # the kernels tell when they are being built, or why they cannot be
         logging.getLogger("attention").setLevel(logging.INFO)
