@@ -4,8 +4,10 @@ A file is replaced as a whole, so that a crash leaves the old one or the new one
 tensors and plain values are accepted, and only those that belong there.
 """
 
+import io
 import logging
 import os
+import pickle
 import random
 import tempfile
 from pathlib import Path
@@ -30,11 +32,14 @@ log = logging.getLogger(__name__)
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write ``state`` so that ``path`` always holds a whole file, the old one or the new one."""
+    # through memory: torch's own writer hides a full disk behind an error of its own
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            torch.save(state, file)
+            file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -48,13 +53,16 @@ def load(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no checkpoint; train first") from None
+        raise UserError(f"{path}: there is no such checkpoint") from None
+    except pickle.UnpicklingError:
+        # torch's text would advise to execute what is in the file
+        raise UserError(f"{path}: not a checkpoint (damaged, or it holds more than tensors and values)") from None
     except Exception as error:
         # torch raises a different type for every way in which a file can be broken
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: not a checkpoint ({reason}); delete it and run the command again") from None
+        raise UserError(f"{path}: not a checkpoint ({reason})") from None
     if not isinstance(state, dict):
-        raise UserError(f"{path}: expected the fields of a checkpoint, found a {type(state).__name__}; delete it")
+        raise UserError(f"{path}: expected the fields of a checkpoint, found a {type(state).__name__}")
     return state
 
 
@@ -115,7 +123,8 @@ class Checkpoints:
         best = state["best"]["step"] if state["best"] else -1
         self._kept = [kept for kept in self._kept if kept[0] != path][-(KEPT - 1) :] + [(path, best)]
         needed = {kept for kept, _ in self._kept} | {self.best(step) for _, step in self._kept}
-        for old in [*self.folder.glob("step-*.pt"), *self.folder.glob("best-*.pt")]:
+        # the dotted ones are what a process left that was killed while it wrote
+        for old in (path for pattern in ("step-*.pt", "best-*.pt", ".*.pt.*") for path in self.folder.glob(pattern)):
             if old not in needed:
                 old.unlink(missing_ok=True)
         return path
@@ -131,24 +140,25 @@ class Checkpoints:
                 state = self._checked(path)
             except UserError as error:
                 problems.append(error)
-                log.warning("%s", error)
                 continue
+            for problem in problems:
+                log.warning("%s; going on from the one before", problem)
             self._kept = [(path, state["best"]["step"] if state["best"] else -1)]
             return state
         if problems:
-            raise problems[0]
+            raise UserError(f"{problems[0]}; start anew with resume=never, which keeps this directory aside")
         return None
 
     def _checked(self, path: Path) -> dict[str, Any]:
         state = load(path)
         if set(state) != KEYS or state["format"] != FORMAT:
             odd = sorted(map(str, set(state) ^ KEYS)) or [f"format {state['format']}"]
-            raise UserError(f"{path}: expected a checkpoint of format {FORMAT}, found {', '.join(odd)}; delete it")
+            raise UserError(f"{path}: expected a checkpoint of format {FORMAT}, found {', '.join(odd)}")
         if state["config_hash"] != self._hash:
             raise UserError(
                 f"{path}: it belongs to a run with other settings (hash {state['config_hash']}, this one is "
                 f"{self._hash}); `lra resume {self.folder.parent}` says which differ"
             )
-        if state["best"] and not self.best(state["best"]["step"]).is_file():
-            raise UserError(f"{path}: its best weights {self.best(state['best']['step']).name} are gone; delete it")
+        if state["best"]:
+            load(self.best(state["best"]["step"]))  # a damaged one must not show only after the training
         return state

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from lra.errors import UserError
+from lra.errors import UserError, describe_os
 
 HELP = """\
 usage: lra COMMAND [ARGUMENT ...]
@@ -112,6 +112,9 @@ def main() -> int:
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {describe_os(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -221,6 +221,13 @@ def _device(name: str) -> str:
 
 def from_yaml(path: Path, overrides: list[str]) -> tuple[RunConfig, RunConfig]:
     """The configuration that a run left in ``path``, and the same with ``key=value`` overrides."""
+    for override in overrides:
+        key, sign, _ = override.partition("=")
+        if not sign or key in ("attention", "task", "model", "trainer", "experiment", "regime"):
+            raise UserError(
+                f"{override}: a resumed run takes key=value of single options, such as trainer.lr=0.001; for another "
+                f"backend, task or preset start a run with `lra train`"
+            )
     try:
         saved = OmegaConf.load(path)
         tree = OmegaConf.structured(RunConfig)
@@ -231,15 +238,19 @@ def from_yaml(path: Path, overrides: list[str]) -> tuple[RunConfig, RunConfig]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); name the directory of a run") from None
     except COMPOSITION_ERRORS as error:
-        raise UserError(f"{path}: {describe(error, overrides)}") from None
-    except (AttributeError, TypeError, KeyError, YAMLError) as error:
-        raise UserError(f"{path}: not the configuration of a run ({type(error).__name__}: {error})") from None
+        culprit = _culprit(str(error), overrides)
+        raise UserError(describe(error, overrides) if culprit else f"{path}: {describe(error, [])}") from None
+    except (AttributeError, TypeError, KeyError, UnicodeDecodeError, YAMLError):
+        raise UserError(f"{path}: not the configuration of a run; restore it, or start anew with `lra train`") from None
     return resolve(before), resolve(after)
 
 
 def compose_run(overrides: list[str]) -> RunConfig:
     """The configuration that these Hydra overrides give."""
     register()
+    for override in overrides:
+        if override.split("=")[0] in ("attention", "task") and "_schema" in override:
+            raise UserError(f"{override}: a schema is no choice; leave out _schema")
     try:
         with initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE):
             return resolve(compose("config", overrides))
@@ -288,6 +299,12 @@ def _group_options(group: str) -> list[str]:
     return sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml"))
 
 
+def choices() -> str:
+    """The names of every group, a line each."""
+    groups = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
+    return "\n".join(f"{group + '=':<12} {' | '.join(_group_options(group))}" for group in groups)
+
+
 def _nearest(name: str, choices: list[str]) -> str:
     found = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.5)
     return f"; did you mean {found[0]}?" if found else ""
@@ -295,6 +312,7 @@ def _nearest(name: str, choices: list[str]) -> str:
 
 def _known_keys(overrides: list[str]) -> Iterator[str]:
     """All keys of the configuration, with the groups that the overrides choose."""
+    register()
     groups = {p.name for p in conf_dir().iterdir() if p.is_dir()}
     chosen = [o for o in overrides if o.split("=")[0] in groups and "," not in o]
     with initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE):

@@ -4,15 +4,18 @@ import argparse
 import json
 import shlex
 import sys
+import time
 from pathlib import Path
 
 from tqdm import tqdm
 
 import lra.tasks
 from lra.config import RunConfig, compose_run
-from lra.data.arrays import SPLITS
+from lra.data.arrays import MANIFEST, SPLITS
 from lra.errors import UserError
 
+LINE_EVERY_SECONDS = 10
+"""Where stderr is no terminal, one line of progress in this interval replaces the bar."""
 TASK_WIDTH = 12
 LINE = f"{{:<{TASK_WIDTH}}}{{:<48}} {{:>10}} {{:>10}} {{:>10}} {{:>9}}"
 """Task, folder, rows of each split, size."""
@@ -40,11 +43,16 @@ def main(arguments: list[str]) -> int:
 
 
 def _prepare(config: RunConfig) -> int:
+    last = time.monotonic()
     with tqdm(unit="row", desc=f"{config.task.name}@{config.task.length}", disable=None) as bar:
 
         def progress(done: int, total: int) -> None:
+            nonlocal last
             bar.total = total
             bar.update(done - bar.n)
+            if bar.disable and time.monotonic() - last > LINE_EVERY_SECONDS:
+                last = time.monotonic()
+                print(f"{config.task.name}: {done:,} of {total:,} rows", file=sys.stderr, flush=True)
 
         try:
             folder = lra.tasks.load(config.task.name).prepare(config.task, Path(config.data_dir), progress)
@@ -52,7 +60,8 @@ def _prepare(config: RunConfig) -> int:
             bar.close()
             print("interrupted: nothing was left half-written; the same command starts again", file=sys.stderr)
             return 130
-    print(f"{folder}: ready")
+    details = json.loads((folder / MANIFEST).read_text())["details"]
+    print(f"{folder}: ready\n{details['source']}; {details['exact']}")
     return 0
 
 

@@ -66,6 +66,10 @@ class TrainerConfig:
     deterministic: bool = False
     """Ask torch for deterministic algorithms; the result says what could not be."""
 
+    def budget(self) -> list[str]:
+        """What replaces or cuts the steps of the preset, as ``key=value``."""
+        return [f"{key}={getattr(self, key):g}" for key in (*BUDGETS, "time_limit") if getattr(self, key)]
+
     def validate(self) -> None:
         """Raise ``ValueError`` naming the key that does not fit."""
         for key, value in vars(self).items():

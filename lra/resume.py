@@ -5,6 +5,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+import lra.tasks
 from lra import checkpoint, results
 from lra.checkpoint import Checkpoints
 from lra.config import RunConfig, from_yaml
@@ -13,6 +14,7 @@ from lra.meter import tune_allocator
 from lra.run_dir import CHECKPOINTS, fresh_dir, only_process
 from lra.tracking import METRICS_FILE
 from lra.train import EXIT_CODES, log_to_terminal, run
+from models import build_model
 
 FREE = ("tracking", "data_dir", "runs_dir", "resume")
 """Settings that change no number and may differ."""
@@ -88,10 +90,28 @@ def _fork(folder: Path, before: RunConfig, after: RunConfig, changed: list[str])
     state["config_hash"] = after.fingerprint()
     origin = f"continued from {folder.name} at step {state['step']} with {'; '.join(changed)}"
     state["notes"] = [*state["notes"], origin]
+    _check_weights(after, state, changed)
     with only_process(after):
         target = fresh_dir(after)
-        (target / CHECKPOINTS).mkdir()
-        for best in (folder / CHECKPOINTS).glob("best-*.pt"):
-            shutil.copy2(best, target / CHECKPOINTS / best.name)
-        shutil.copy2(folder / METRICS_FILE, target / METRICS_FILE)
-        checkpoint.save(target / CHECKPOINTS / f"step-{state['step']:08d}.pt", {"format": checkpoint.FORMAT, **state})
+        try:
+            (target / CHECKPOINTS).mkdir()
+            for best in (folder / CHECKPOINTS).glob("best-*.pt"):
+                shutil.copy2(best, target / CHECKPOINTS / best.name)
+            if (folder / METRICS_FILE).exists():
+                shutil.copy2(folder / METRICS_FILE, target / METRICS_FILE)
+            path = target / CHECKPOINTS / f"step-{state['step']:08d}.pt"
+            checkpoint.save(path, {"format": checkpoint.FORMAT, **state})
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+
+
+def _check_weights(after: RunConfig, state: dict, changed: list[str]) -> None:
+    """Raise ``UserError`` if the data of ``after`` is not there or the weights do not fit its network."""
+    info, _ = lra.tasks.load(after.task.name).load(after.task, Path(after.data_dir))
+    try:
+        build_model(after.model, after.attention, **info.network()).load_state_dict(state["model"])
+    except RuntimeError:
+        raise UserError(
+            f"{'; '.join(changed)}: the weights of the checkpoint do not fit that network; start a run with `lra train`"
+        ) from None

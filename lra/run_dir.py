@@ -40,10 +40,8 @@ def open_dir(config: RunConfig) -> Path:
     run_dir = config.run_dir
     try:
         resumable = results.load(run_dir / results.RESULT_FILE).resumable
-    except OSError:
-        resumable = True  # killed before it could write its row
-    except ValueError:
-        resumable = False
+    except (OSError, ValueError):
+        resumable = True  # killed before it could write its row; the checkpoints say whether they are whole
     if config.resume == "auto" and resumable and any((run_dir / CHECKPOINTS).glob("step-*.pt")):
         return run_dir
     return fresh_dir(config)

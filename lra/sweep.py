@@ -241,7 +241,13 @@ def _run_all(cells: list[Cell], *, fail_fast: bool) -> Counter:
     try:
         for index, cell in enumerate(cells, 1):
             progress.begin(index, cell)
-            status = run_cell(cell, progress)
+            try:
+                status = run_cell(cell, progress)
+            except (UserError, OSError) as error:  # held by another process, or no room for its row
+                status = "failed"
+                progress.line(f"[{index}/{len(cells)}] {cell.name}: {error}")
+                statuses[status] += 1
+                continue
             statuses[status] += 1
             progress.end(cell)
             progress.line(f"[{index}/{len(cells)}] {cell.name}: {_report(cell, status)}")

@@ -158,12 +158,12 @@ class Tracker(NoTracker):
 def _lines_until(path: Path, step: int) -> list[dict]:
     """The lines of a metrics file up to ``step``; a last line that was cut short is no line."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             row = json.loads(line)
         except ValueError:
             break
-        if row[STEP] > step:
+        if not isinstance(row, dict) or not isinstance(row.get(STEP), int) or row[STEP] > step:
             break
         rows.append(row)
     return rows

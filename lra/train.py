@@ -4,9 +4,6 @@ import errno
 import logging
 import os
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,11 +17,21 @@ from attention import kernels
 from attention import load as load_mixer
 from lra import results
 from lra.checkpoint import Checkpoints
-from lra.config import COMPOSITION_ERRORS, HYDRA_VERSION_BASE, RunConfig, conf_dir, describe, register, resolve
+from lra.config import (
+    COMPOSITION_ERRORS,
+    HYDRA_VERSION_BASE,
+    RunConfig,
+    choices,
+    conf_dir,
+    describe,
+    register,
+    resolve,
+)
 from lra.data.arrays import Split
+from lra.determinism import deterministic
 from lra.distributed import Ranks, join, ranks
 from lra.environment import device_name, environment, git_state
-from lra.errors import UserError
+from lra.errors import UserError, describe_os
 from lra.evaluation import Score, save_predictions
 from lra.flops import utilisation
 from lra.memory_limit import OutOfMemory, is_out_of_memory, memory_limit
@@ -109,7 +116,10 @@ def _check_ranks(config: RunConfig) -> None:
 
 def _report_failure(row: ResultRow, error: BaseException, run_dir: Path) -> None:
     if isinstance(error, KeyboardInterrupt):
-        log.warning("interrupted; the same command, or `lra resume %s`, goes on from the last checkpoint", run_dir)
+        if row.resumable:
+            log.warning("interrupted; the same command, or `lra resume %s`, goes on from the last checkpoint", run_dir)
+        else:
+            log.warning("interrupted before the first checkpoint; the same command starts again")
     elif isinstance(error, Exception):
         log.debug("traceback", exc_info=error)
         log.error("%s: %s (traceback in %s)", row.status, row.error, run_dir / "train.log")
@@ -138,6 +148,12 @@ class _Run:
         row.ranks = mine.world
         self.checkpoints = Checkpoints(config.run_dir / CHECKPOINTS, config.fingerprint())
         self.state = self.checkpoints.latest()
+        if self.state is not None and len(self.state["rng"]) != mine.world:
+            raise UserError(
+                f"{config.run_dir}: {len(self.state['rng'])} ranks trained this run until step {self.state['step']}, "
+                f"now there are {mine.world}: speed and random numbers would differ; start as many again, or start "
+                f"anew with resume=never"
+            )
 
     @property
     def resume_step(self) -> int | None:
@@ -163,6 +179,12 @@ class _Run:
                 row.warnings.append(
                     f"trainer.time_limit={config.trainer.time_limit} ended the training at step {row.steps}"
                     + (f" of {trainer.budget.steps}" if trainer.budget.steps else "")
+                )
+            if trainer.step <= config.trainer.warmup:
+                row.warnings.append(f"the training ended at step {trainer.step}, within the warm-up of the rate")
+            if row.steps and row.step_ms is None:
+                row.warnings.append(
+                    f"no step was timed: the first {config.trainer.timing_warmup} do not count (trainer.timing_warmup)"
                 )
             with meter.evaluation():
                 predictions = trainer.predict("test")
@@ -227,32 +249,6 @@ def _judge(row: ResultRow, test: Score) -> None:
     row.status = "stuck" if is_stuck(test.correct, test.labels, row.majority_baseline) else "ok"
 
 
-@contextmanager
-def deterministic(wanted: bool) -> Iterator[list[str]]:
-    """Ask torch for deterministic algorithms; the list fills with those that it could not make so."""
-    surprises: list[str] = []
-    if not wanted:
-        yield surprises
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    show = warnings.showwarning
-
-    def note(message: Warning | str, *rest: object, **named: object) -> None:
-        text = str(message).splitlines()[0]
-        if "deterministic" not in text:
-            show(message, *rest, **named)
-        elif text not in surprises:
-            surprises.append(text)
-
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    warnings.showwarning = note
-    try:
-        yield surprises
-    finally:
-        warnings.showwarning = show
-        torch.use_deterministic_algorithms(False)
-
-
 def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
     """The row of a run that has not ended; without ``info`` it says nothing of the data."""
     return ResultRow(
@@ -269,7 +265,7 @@ def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
         config_hash=config.fingerprint(),
         protocol_hash=config.protocol_fingerprint(),
         attention_hash=config.mixer_fingerprint(),
-        protocol=config.trainer.name,
+        protocol=", ".join([config.trainer.name, *config.trainer.budget()]),
         batch_size=config.trainer.batch_size,
         fidelity=config.task.fidelity,
         data_source=info and info.source,
@@ -356,10 +352,19 @@ def main() -> int:
             print(f"error: {error}", file=sys.stderr)
             codes.append(2)
             return
+        except OSError as error:
+            print(f"error: {describe_os(error)}", file=sys.stderr)
+            codes.append(2)
+            return
         codes.append(EXIT_CODES[status])
         if status == "interrupted":
             raise KeyboardInterrupt
 
+    if schemas := [a for a in sys.argv[1:] if a.split("=")[0] in ("attention", "task") and "_schema" in a]:
+        print(f"error: {schemas[0]}: a schema is no choice; leave out _schema", file=sys.stderr)
+        return 2
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(choices())
     # Hydra 1.3 takes -m only before or after all overrides
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     # with this set Hydra lets its own exceptions through, so that they too become one line of ours
@@ -368,8 +373,11 @@ def main() -> int:
         hydra.main(version_base=HYDRA_VERSION_BASE, config_path=str(conf_dir()), config_name="config")(job)()
     except KeyboardInterrupt:
         return EXIT_CODES["interrupted"]
-    except (*COMPOSITION_ERRORS, OSError) as error:
+    except COMPOSITION_ERRORS as error:
         print(f"error: {describe(error, sys.argv[1:])}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {describe_os(error)}", file=sys.stderr)
         return 2
     return max(codes, default=0)
 

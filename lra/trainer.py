@@ -80,7 +80,7 @@ class Trainer:
             model.compile(dynamic=True)
         self._network = model
         if ranks.world > 1:
-            self._network = DistributedDataParallel(model, broadcast_buffers=False)
+            self._network = DistributedDataParallel(model)
 
     def fit(self) -> None:
         """Make all steps with validation in between; afterwards the model holds the best weights."""
@@ -264,7 +264,11 @@ class Trainer:
                 if self.ranks.first:
                     self.checkpoints.save_best(self.step, self.model)
             bar.set_postfix_str(f"val {100 * score.accuracy:.1f} %")
-            log.debug("step %d: validation accuracy %.4f, loss %.4f", self.step, score.accuracy, score.loss)
+            # the bar of a terminal says the same
+            level = logging.DEBUG if bar.disable is False else logging.INFO
+            of = f" of {self.budget.steps}" if self.budget.steps else ""
+            text = "step %d%s, %.0f s of training: validation accuracy %.2f %%, loss %.4f"
+            log.log(level, text, self.step, of, self.meter.train_seconds, 100 * score.accuracy, score.loss)
 
     def _flush(self) -> None:
         """Log what the current step has to say: one line a step."""

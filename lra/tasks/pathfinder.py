@@ -180,6 +180,9 @@ def _chosen(config: Config, records: list[pathfinder_release.Record]) -> dict[st
     found = {}
     for split, ids in pathfinder_release.split_ids(len(records)).items():
         kept = [records[i] for i in ids if not records[i].known_bad]
+        if not kept:
+            place = records[0].path.parents[2] if records else "the metadata"
+            raise UserError(f"{place}: {len(records)} images leave none for {split}; get the whole set")
         rows = choose(len(kept), getattr(config, f"{split}_rows"), f"task.{split}_rows")
         found[split] = [kept[i] for i in rows]
     return found
@@ -195,8 +198,6 @@ def _read(config: Config, source: Path, writer: Writer, progress: Progress) -> N
         else f"{len(records):,} images, the release has {sum(ROWS.values()):,}; split 80/10/10 by our rule"
     )
     splits = _chosen(config, records)
-    if empty := [split for split, chosen in splits.items() if not chosen]:
-        raise UserError(f"{source}: {len(records)} images leave none for {', '.join(empty)}; get the whole set")
     done, total = 0, sum(map(len, splits.values()))
     chunk = max(1, CHUNK_PIXELS // config.length)
     for split, chosen in splits.items():

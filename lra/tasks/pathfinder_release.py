@@ -119,7 +119,7 @@ def images(chosen: list[Record], side: int) -> np.ndarray:
                 found[i] = np.asarray(picture)
         except FileNotFoundError:
             raise UserError(f"{record.path}: missing, but {record.origin} names it; get the file again") from None
-        except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
             raise UserError(
                 f"{record.path}: not a readable image ({error}; {record.origin}); get the file again"
             ) from None

@@ -10,6 +10,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -192,7 +193,7 @@ class PreparedTask(ABC):
                 cls._check_copy(config, data_dir)
                 return folder
             cls.fetch(config, data_dir)
-            with Writer(folder, identity, cls.layout(config)) as writer:
+            with Writer(folder, identity, cls.layout(config)) as writer, _reading(config.source):
                 writer.details["source_files"] = {
                     name: _sha256(path) for name, path in cls.source_files(config, data_dir).items()
                 }
@@ -229,26 +230,37 @@ class PreparedTask(ABC):
         config = cls.resolved(config, data_dir)
         layout = cls.layout(config)
         manifest, splits = arrays.read(cls.folder(config, data_dir), cls.identity(config, data_dir), layout)
+        try:
+            return cls._info(config, manifest["details"], splits), splits
+        except (KeyError, TypeError) as error:
+            folder, command = cls.folder(config, data_dir), cls.identity(config, data_dir).command
+            raise UserError(
+                f"{folder / arrays.MANIFEST}: its details lack what the task needs ({error}); delete or move {folder}, "
+                f"then run `{command}`"
+            ) from None
+
+    @classmethod
+    def _info(cls, config: TaskConfig, details: dict[str, Any], splits: dict[str, Split]) -> TaskInfo:
+        layout = cls.layout(config)
         lengths = splits["train"].sequence_lengths
-        info = TaskInfo(
+        return TaskInfo(
             name=cls.NAME,
             version=cls.VERSION,
-            vocab_size=cls.vocab_size(config, manifest["details"]),
+            vocab_size=cls.vocab_size(config, details),
             num_classes=cls.num_classes(config),
             length=config.length,
             splits={name: len(split) for name, split in splits.items()},
             metric="accuracy",
             majority_baseline=majority_share(splits["test"].labels),
-            source=manifest["details"]["source"],
+            source=details["source"],
             citation=cls.CITATION,
             fidelity=config.fidelity,
             documents=layout.documents,
             outputs=layout.outputs,
             pixels=cls.pixels(config),
             lengths=length_statistics(lengths, config.length),
-            warnings=tuple(cls.warnings(config, lengths, manifest["details"])),
+            warnings=tuple(cls.warnings(config, lengths, details)),
         )
-        return info, splits
 
     @classmethod
     def warnings(cls, config: TaskConfig, lengths: np.ndarray, details: dict[str, Any]) -> list[str]:
@@ -277,6 +289,18 @@ class PreparedTask(ABC):
                     f"{path}: expected sha256 {str(expected)[:12]}..., of the file that {folder} was made from, "
                     f"found {found[:12]}...; restore it, or delete {folder} and run `{identity.command}`"
                 )
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """Turn what the file system refuses while a source is read into a message with the way out."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or f"task.source={source}"
+        raise UserError(
+            f"{place}: cannot be read ({error.strerror or error}); restore it or fix its permissions"
+        ) from error
 
 
 def blocks(split: Split, length: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -1,5 +1,6 @@
 """Killed, interrupted, damaged: a run goes on bit for bit, or says why it cannot."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -176,7 +177,9 @@ def test_a_checkpoint_with_objects_in_it_is_refused_and_nothing_runs(interrupted
     trap.unlink()
     for path in (interrupted.run_dir / "checkpoints").glob("step-*.pt"):
         torch.save({**torch.load(path, weights_only=True), "extra": Explosion(trap)}, path)
-    with pytest.raises(UserError, match=r"step-00000012.pt: not a checkpoint .*delete it"):
+    with pytest.raises(
+        UserError, match=r"step-00000012.pt: not a checkpoint .*holds more than tensors.*start anew with resume=never"
+    ):
         run(interrupted)
     assert not trap.exists()
 
@@ -185,7 +188,7 @@ def test_extra_and_missing_fields_are_named(interrupted):
     for path in (interrupted.run_dir / "checkpoints").glob("step-*.pt"):
         state = torch.load(path, weights_only=True)
         torch.save({**state, "surprise": 1}, path)
-    with pytest.raises(UserError, match="expected a checkpoint of format 1, found surprise; delete it"):
+    with pytest.raises(UserError, match="expected a checkpoint of format 1, found surprise; start anew"):
         run(interrupted)
 
 
@@ -242,3 +245,72 @@ def test_never_starts_anew(interrupted):
     row = run(interrupted)
     assert row.warnings == []
     assert list(Path(interrupted.runs_dir).glob(".replaced/*"))
+
+
+def test_a_damaged_metrics_file_does_not_stop_a_resume(interrupted):
+    with (interrupted.run_dir / "metrics.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\n5\n")
+    assert run(interrupted).status in ("ok", "stuck")
+    assert [row["trainer/step"] for row in metrics(interrupted.run_dir)] == [4, 5, 8, 10, 12, 15, 16, 20]
+
+
+def test_an_unreadable_row_does_not_cost_the_checkpoints(interrupted):
+    (interrupted.run_dir / "result.json").write_text("garbage")
+    assert run(interrupted).warnings == ["resumed at step 12"]
+
+
+def test_damaged_best_weights_are_noticed_before_the_training(interrupted):
+    for path in (interrupted.run_dir / "checkpoints").glob("best-*.pt"):
+        path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(UserError, match=r"best-\d+.pt: not a checkpoint .*start anew with resume=never"):
+        run(interrupted)
+
+
+def test_another_number_of_ranks_is_refused(interrupted):
+    for path in (interrupted.run_dir / "checkpoints").glob("step-*.pt"):
+        state = torch.load(path, weights_only=True)
+        torch.save({**state, "rng": state["rng"] * 2}, path)
+    with pytest.raises(UserError, match="2 ranks trained this run until step 12, now there are 1"):
+        run(interrupted)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.width=32", r"model.width: 16 -> 32: the weights of the checkpoint do not fit"),
+        ("task.length=32", r"does not exist .*lra data prepare"),
+        ("trainer.speed=1", r"there is no key 'trainer.speed'; did you mean"),
+        ("seed", r"seed: a resumed run takes key=value"),
+        ("attention=linear", r"attention=linear: a resumed run takes key=value of single options"),
+    ],
+)
+def test_what_cannot_be_forced_leaves_nothing_behind(interrupted, override, message):
+    before = sorted(interrupted.run_dir.parent.iterdir())
+    with pytest.raises(UserError, match=message):
+        resume([str(interrupted.run_dir), override, "--force"])
+    assert sorted(interrupted.run_dir.parent.iterdir()) == before
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on_later(tiny, monkeypatch):
+    import errno
+
+    from lra import checkpoint
+
+    config = compose_run([*tiny, "trainer.eval_every=4"])
+    original = checkpoint.os.fsync
+
+    def full(file: int) -> None:
+        if len(list((config.run_dir / "checkpoints").glob("step-*.pt"))) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", full)
+        row = None
+        with contextlib.suppress(OSError):  # the row itself may find no room
+            row = run(config)
+    assert row is None or (row.status, row.resumable) == ("failed", True)
+    assert not list((config.run_dir / "checkpoints").glob(".*"))
+    again = run(config)
+    assert again.status in ("ok", "stuck")
+    assert any(text.startswith("resumed at step") for text in again.warnings)
