@@ -8,12 +8,14 @@ from contextlib import contextmanager
 class Stop:
     """Turns signals into ``KeyboardInterrupt``: at once, or while ``deferred`` at the next ``check``.
 
-    A training step must not be cut in the middle: its weights would be half updated. A second signal does not wait.
+    An update must not be cut in the middle: the weights would be half new. What comes before it can take minutes on a
+    CPU and is ``interruptible`` all the same. A second signal does not wait.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self._deferred = False
+        self._interruptible = False
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
@@ -34,6 +36,15 @@ class Stop:
         finally:
             self._deferred = False
 
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Inside the block, which may stand in a ``deferred`` one, a signal interrupts at once."""
+        self._interruptible = True
+        try:
+            yield
+        finally:
+            self._interruptible = False
+
     def check(self) -> None:
         """Raise ``KeyboardInterrupt`` if a signal came."""
         if self.requested:
@@ -41,7 +52,7 @@ class Stop:
 
     def _handle(self, number: int, frame: object) -> None:
         first, self.requested = not self.requested, True
-        if first and self._deferred:
+        if first and self._deferred and not self._interruptible:
             return
         # another signal, sent to the whole group or by a dying parent, must not cut off the writing of the row
         for each in (signal.SIGTERM, signal.SIGINT):

@@ -169,7 +169,7 @@ class Trainer:
     def _attempt(self, step: int, indices: np.ndarray, rate: float) -> tuple[float, float]:
         """One step; where memory ends and the protocol says so, again with half the rows at once."""
         while True:
-            rng = rng_state(self.device) if self.config.on_oom == "halve" else None
+            rng = rng_state(self.device)
             try:
                 with self.meter.account("data"):
                     batches = self._batches(indices)
@@ -179,10 +179,12 @@ class Trainer:
                 with self.meter.step(real_tokens=real, padded_tokens=padded, shapes=shapes):
                     return self._step(step, batches, indices, rate)
             except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and not self._updating:
+                    restore_rng(rng, self.device)  # the step will be made again
                 if not is_out_of_memory(error):
                     raise
                 rows = max(1, self.config.batch_size // self.ranks.world // self.accumulation)
-                if rng is None or rows == 1 or self._updating:
+                if self.config.on_oom == "fail" or rows == 1 or self._updating:
                     length = int(self.splits["train"].lengths[indices].max())
                     raise OutOfMemory(error, rows=rows, length=length) from error
             # outside the handler: the traceback would keep the tensors of the failed attempt alive
@@ -214,7 +216,9 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         labels = self.splits["train"].labels[indices].size
         for number, batch in enumerate(batches, 1):
-            with self._synchronised(number == len(batches)):
+            # with several ranks only between steps: the others would wait for this one
+            early = self.stop.interruptible() if self.ranks.world == 1 else nullcontext()
+            with early, self._synchronised(number == len(batches)):
                 with self._autocast():
                     logits = self._network(batch.tokens, batch.key_mask)
                 # summed and divided by the labels of the whole step: parts give the gradient of one big batch

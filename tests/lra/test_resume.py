@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from lra.evaluation import Predictions
 from lra.resume import main as resume
 from lra.train import run
 from lra.trainer import Trainer
+from models import Classifier
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = ["trainer.steps=60", "trainer.eval_every=4", "trainer.log_every=1"]
@@ -100,6 +102,29 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tiny, tmp_path, monkeypatch, nam
     row = run(config)
     assert row.warnings == [f"resumed at step {step}"]
     assert not list(Path(config.runs_dir).glob(".replaced/*"))
+    same_outcome(whole.run_dir, config.run_dir)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_forward_pass_does_not_wait_for_the_step(tiny, tmp_path, monkeypatch, sent):
+    overrides = [*tiny, "attention=linear", "trainer.log_every=1", "trainer.eval_every=4"]
+    whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
+    run(whole)
+    config = compose_run(overrides)
+    original, calls = Classifier.forward, []
+
+    def forward(self: Classifier, *inputs: torch.Tensor) -> torch.Tensor:
+        out = original(self, *inputs)  # dropout has drawn its random numbers
+        calls.append(self.training)
+        if sum(calls) == 7:
+            os.kill(os.getpid(), sent)
+        return out
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "forward", forward)
+        row = run(config)
+    assert (row.status, row.resumable, row.steps) == ("interrupted", True, 6)
+    assert run(config).warnings == ["resumed at step 6"]
     same_outcome(whole.run_dir, config.run_dir)
 
 
