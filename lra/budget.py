@@ -49,14 +49,14 @@ class Budget:
 
     def done(self, spent: Spent) -> bool:
         """Whether the last step has been made."""
-        if self._out_of_time(spent):
-            return True
-        return spent.steps >= self.steps if self.steps is not None else self._share(spent) >= 1
+        return self._out_of_time(spent) or self._complete(spent)
 
     def cut_short(self, spent: Spent) -> bool:
         """Whether the time limit, and not the budget, ended the training."""
-        complete = spent.steps >= self.steps if self.steps is not None else self._share(spent) >= 1
-        return self._out_of_time(spent) and not complete
+        return self._out_of_time(spent) and not self._complete(spent)
+
+    def _complete(self, spent: Spent) -> bool:
+        return spent.steps >= self.steps if self.steps is not None else self._share(spent) >= 1
 
     def _out_of_time(self, spent: Spent) -> bool:
         return bool(self._config.time_limit) and spent.seconds >= self._config.time_limit

@@ -6,10 +6,8 @@ tensors and plain values are accepted, and only those that belong there.
 
 import io
 import logging
-import os
 import pickle
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from torch import nn
 
 from lra.errors import UserError
+from lra.results import write_atomic
 
 FORMAT = 1
 KEYS = {
@@ -35,17 +34,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
     # through memory: torch's own writer hides a full disk behind an error of its own
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomic(path, buffer.getvalue())
 
 
 def load(path: Path) -> dict[str, Any]:

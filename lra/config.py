@@ -248,9 +248,7 @@ def from_yaml(path: Path, overrides: list[str]) -> tuple[RunConfig, RunConfig]:
 def compose_run(overrides: list[str]) -> RunConfig:
     """The configuration that these Hydra overrides give."""
     register()
-    for override in overrides:
-        if override.split("=")[0] in ("attention", "task") and "_schema" in override:
-            raise UserError(f"{override}: a schema is no choice; leave out _schema")
+    refuse_schemas(overrides)
     try:
         with initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE):
             return resolve(compose("config", overrides))
@@ -297,6 +295,13 @@ def _culprit(text: str, overrides: list[str]) -> str | None:
 def _group_options(group: str) -> list[str]:
     folder = conf_dir() / group
     return sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml"))
+
+
+def refuse_schemas(overrides: list[str]) -> None:
+    """Raise ``UserError`` for a dataclass that Hydra would take as a choice: it lacks what the YAML sets."""
+    for override in overrides:
+        if override.split("=")[0] in ("attention", "task") and "_schema" in override:
+            raise UserError(f"{override}: a schema is no choice; leave out _schema")
 
 
 def choices() -> str:

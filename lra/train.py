@@ -24,6 +24,7 @@ from lra.config import (
     choices,
     conf_dir,
     describe,
+    refuse_schemas,
     register,
     resolve,
 )
@@ -360,8 +361,10 @@ def main() -> int:
         if status == "interrupted":
             raise KeyboardInterrupt
 
-    if schemas := [a for a in sys.argv[1:] if a.split("=")[0] in ("attention", "task") and "_schema" in a]:
-        print(f"error: {schemas[0]}: a schema is no choice; leave out _schema", file=sys.stderr)
+    try:
+        refuse_schemas(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(choices())

@@ -93,7 +93,8 @@ class Trainer:
                     while self._advance(bar):
                         pass
             except KeyboardInterrupt:
-                if self.step:
+                # a second signal may have cut an update in two: the checkpoint before it stays the last
+                if self.step and not self._updating:
                     self._save()
                 raise
         self.best_step = load_weights(self.checkpoints.best(self.best_step), self.model)
@@ -111,8 +112,7 @@ class Trainer:
             self.best_step = fields.pop("step")
             self.best = Score(**fields)
         self.meter.restore(state["meter"])
-        if self.ranks.rank < len(state["rng"]):
-            restore_rng(state["rng"][self.ranks.rank], self.device)
+        restore_rng(state["rng"][self.ranks.rank], self.device)
         for _ in range(self.step):
             next(self._indices)
 
@@ -159,7 +159,7 @@ class Trainer:
             indices = next(self._indices)
         rate = learning_rate(self.config, self.step + 1, self.budget.decay(self.step + 1, self.spent()))
         loss, norm = self._attempt(self.step + 1, indices, rate)
-        self.step, self._validated = self.step + 1, False
+        self.step, self._validated, self._updating = self.step + 1, False, False
         bar.update()
         if self.step % self.config.log_every == 0 or self.budget.done(self.spent()):
             self._pending = self._train_values(loss, norm, rate)
@@ -171,9 +171,10 @@ class Trainer:
         while True:
             rng = rng_state(self.device)
             try:
+                split = self.splits["train"]
                 with self.meter.account("data"):
-                    batches = self._batches(indices)
-                split, parts = self.splits["train"], self._parts(indices)
+                    parts = self._parts(indices)
+                    batches = self._batches(parts)
                 real, padded = padded_tokens(split, parts)
                 shapes = [(len(part) * split.documents, int(split.lengths[part].max())) for part in parts]
                 with self.meter.step(real_tokens=real, padded_tokens=padded, shapes=shapes):
@@ -202,9 +203,9 @@ class Trainer:
         world = self.ranks.world
         return [part for rank in range(world) for part in np.array_split(indices[rank::world], self.accumulation)]
 
-    def _batches(self, indices: np.ndarray) -> list[Batch]:
+    def _batches(self, parts: list[np.ndarray]) -> list[Batch]:
         """The micro-batches of this rank."""
-        mine = self._parts(indices)[self.ranks.rank * self.accumulation :][: self.accumulation]
+        mine = parts[self.ranks.rank * self.accumulation :][: self.accumulation]
         return [make_batch(self.splits["train"], part, self.device) for part in mine]
 
     def _step(self, step: int, batches: list[Batch], indices: np.ndarray, rate: float) -> tuple[float, float]:
@@ -235,7 +236,6 @@ class Trainer:
         # from here on the step cannot be repeated
         self._updating = True
         self._optimizer.step()
-        self._updating = False
         return value, norm
 
     def _synchronised(self, last: bool) -> object:

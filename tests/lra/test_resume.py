@@ -128,6 +128,28 @@ def test_a_signal_in_the_forward_pass_does_not_wait_for_the_step(tiny, tmp_path,
     same_outcome(whole.run_dir, config.run_dir)
 
 
+def test_an_update_cut_in_two_by_a_second_signal_is_not_kept(tiny, tmp_path, monkeypatch):
+    overrides = [*tiny, "trainer.log_every=1", "trainer.eval_every=4"]
+    whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
+    run(whole)
+    config = compose_run(overrides)
+    original, calls = torch.optim.AdamW.step, []
+
+    def cut(self: torch.optim.AdamW, *rest: object) -> None:
+        calls.append(1)
+        original(self, *rest)
+        if len(calls) == 7:
+            os.kill(os.getpid(), signal.SIGTERM)  # waits for the update
+            os.kill(os.getpid(), signal.SIGTERM)  # does not
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", cut)
+        assert run(config).status == "interrupted"
+    row = run(config)
+    assert row.warnings == ["resumed at step 4"]
+    same_outcome(whole.run_dir, config.run_dir)
+
+
 def test_an_interrupted_validation_is_done_again(tiny, tmp_path, monkeypatch):
     overrides = [*tiny, "trainer.log_every=1", "trainer.eval_every=4"]
     whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
@@ -319,10 +341,8 @@ def test_what_cannot_be_forced_leaves_nothing_behind(interrupted, override, mess
 def test_a_full_disk_is_told_and_the_run_goes_on_later(tiny, monkeypatch):
     import errno
 
-    from lra import checkpoint
-
     config = compose_run([*tiny, "trainer.eval_every=4"])
-    original = checkpoint.os.fsync
+    original = os.fsync
 
     def full(file: int) -> None:
         if len(list((config.run_dir / "checkpoints").glob("step-*.pt"))) == 2:
@@ -330,7 +350,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_later(tiny, monkeypatch):
         original(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         row = None
         with contextlib.suppress(OSError):  # the row itself may find no room
             row = run(config)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -130,3 +131,24 @@ def test_results_reach_the_disk_before_the_tracker_closes(tiny, monkeypatch):
     monkeypatch.setattr(Tracker, "__exit__", lambda *a: order.append("tracker") or close(*a))
     run(compose_run(tiny))
     assert order == ["row", "tracker"]
+
+
+def test_a_resumed_run_is_one_run_with_rising_steps(tiny, monkeypatch):
+    from lra.trainer import Trainer
+
+    config = compose_run([*tiny, "tracking=offline", "trainer.log_every=1", "trainer.eval_every=4"])
+    original = Trainer._step
+
+    def stepping(self: Trainer, number: int, *rest: object) -> tuple[float, float]:
+        self.stop.requested = number == 10
+        return original(self, number, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", stepping)
+        assert run(config).status == "interrupted"
+    run(config)
+    (transaction_log,) = config.run_dir.glob("wandb/offline-run-*/run-*.wandb")
+    text = inspect("--json", str(transaction_log))
+    steps = [int(step) for step in re.findall(r'"trainer/step"\s*:\s*"?(\d+)"?', text)]
+    assert set(range(1, 21)) <= set(steps)
+    assert json.loads(inspect("--summary", "--json", str(transaction_log)))["state"] == "finished"

@@ -1,10 +1,13 @@
 """Memory that ends and numbers that are none: results, with the place where it happened."""
 
+import warnings
+
 import pytest
 import torch
 
 import attention
 from lra.config import compose_run
+from lra.determinism import deterministic
 from lra.memory_limit import is_out_of_memory, memory_limit
 from lra.train import run
 from lra.trainer import Trainer
@@ -123,3 +126,13 @@ def test_recomputed_activations_give_the_same_curve(tiny, tmp_path, name):
         config = compose_run([*tiny, f"attention={name}", f"runs_dir={tmp_path / folder}", *extra])
         losses.append(run(config).test_loss)
     assert losses[0] == pytest.approx(losses[1], abs=1e-9)
+
+
+def test_deterministic_mode_says_what_it_could_not_make_so(tiny):
+    with warnings.catch_warnings(), deterministic(True) as surprises:
+        warnings.simplefilter("always")
+        assert torch.are_deterministic_algorithms_enabled()
+        warnings.warn("adaptive_pool_backward does not have a deterministic implementation", stacklevel=1)
+    assert surprises == ["adaptive_pool_backward does not have a deterministic implementation"]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert run(compose_run([*tiny, "trainer.deterministic=true"])).status in ("ok", "stuck")
