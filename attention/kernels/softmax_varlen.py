@@ -127,17 +127,24 @@ class _Take:
 
     def __init__(self, group: Group, lengths: Tensor, positions: Tensor) -> None:
         self.group = group
+        self.in_place = len(group.rows) == 1 and positions.dim() == 1
+        self.mask: Tensor | None = None
+        if self.in_place:
+            return
         rows = torch.tensor(group.rows)
-        if positions.dim() == 2:
-            self.where: tuple = (rows[:, None], positions[rows, : group.length])
-        elif len(group.rows) == 1:
-            self.where = (slice(group.rows[0], group.rows[0] + 1), slice(group.length))  # a view
-        else:
-            self.where = (rows, slice(group.length))
-        self.mask = None if group.even else torch.arange(group.length) < lengths[rows, None]
+        chosen = positions[rows, : group.length] if positions.dim() == 2 else slice(group.length)
+        self.where = (rows[:, None] if positions.dim() == 2 else rows, chosen)
+        if not group.even:
+            self.mask = torch.arange(group.length) < lengths[rows, None]
+
+    def view(self, x: Tensor) -> Tensor:
+        """The tokens of a row in their place; ``narrow`` because indexing takes as long as a short row itself."""
+        return x.narrow(0, self.group.rows[0], 1).narrow(2, 0, self.group.length)
 
     def tokens(self, x: Tensor) -> Tensor:
         """``(rows, H, length, E)``, zeros at padding: NaN there would survive a weight of zero."""
+        if self.in_place:
+            return self.view(x)
         part = x.transpose(1, 2)[self.where]
         if self.mask is not None:
             part = part.masked_fill(~self.mask[..., None, None], 0.0)
@@ -145,7 +152,7 @@ class _Take:
 
     def all_tokens(self, x: Tensor) -> Tensor:
         """``(rows, H, L, E)``, whatever they hold."""
-        return x[self.group.rows[0] : self.group.rows[0] + 1] if len(self.group.rows) == 1 else x[self.group.rows]
+        return x.narrow(0, self.group.rows[0], 1) if self.in_place else x[self.group.rows]
 
     def bias(self, like: Tensor) -> Tensor | None:
         """``(rows, 1, 1, length)``: 0 for a token, -inf for padding; the kernel itself takes no bool mask."""
@@ -155,6 +162,9 @@ class _Take:
 
     def put(self, x: Tensor, part: Tensor) -> None:
         """The opposite of ``tokens``."""
+        if self.in_place:
+            self.view(x).copy_(part)
+            return
         if self.mask is not None:
             part = part.masked_fill(~self.mask[:, None, :, None], 0.0)
         x.transpose(1, 2)[self.where] = part.transpose(1, 2)
