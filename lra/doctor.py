@@ -5,6 +5,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import torch
 
 import lra.tasks
 from attention import kernels
-from attention.kernels.dispatch import ops
+from attention.kernels.dispatch import missing, ops
 from lra.config import compose_run
 from lra.environment import cpu_name
 from lra.errors import UserError
+from lra.regimes import POINTS
 from lra.tracking import wandb_mode
 
 Line = tuple[str, str]
@@ -49,25 +51,27 @@ def _kernels() -> Iterator[Line]:
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     for device in devices:
         for op in ops():
-            yield f"{op} ({device})", ", ".join(kernels.available(op, device))
+            lacking = [f"not {name}: {why}" for name, why in missing(op, device).items()]
+            yield f"{op} ({device})", "; ".join([", ".join(kernels.available(op, device)), *lacking])
 
 
 def _data() -> Iterator[Line]:
     for name in lra.tasks.REGISTRY:
-        for regime in ("native", "short", "medium", "long", "extreme"):
+        config = compose_run([f"task={name}"])
+        task = lra.tasks.load(name)
+        ready, folders = [], set()
+        for regime, length in POINTS.items():
             try:
-                config = compose_run([f"task={name}", f"regime={regime}"])
-                folder = lra.tasks.load(name).folder(config.task, Path(config.data_dir))
-            except UserError as error:
-                yield f"{name} {regime}", str(error)
-                continue
-            ready = (folder / "manifest.json").is_file()
-            yield (
-                f"{name} {regime}",
-                str(folder) if ready else f"not prepared: lra data prepare {name} regime={regime}",
-            )
-        known = sorted(folder.parent.glob("[!.]*/manifest.json"))
-        yield f"{name}, all", ", ".join(p.parent.name for p in known) or "nothing prepared"
+                folder = task.folder(replace(config.task, length=length or config.task.length), Path(config.data_dir))
+            except UserError:
+                continue  # a length that the task does not have
+            if (folder / "manifest.json").is_file():
+                ready.append(regime)
+                folders.add(folder)
+        found = [f"ready at {', '.join(ready)}"] if ready else []
+        others = len({path.parent for path in Path(config.data_dir, name).glob("[!.]*/manifest.json")} - folders)
+        found += [f"{others} with other options, see lra data list"] if others else []
+        yield name, "; ".join(found) or f"nothing prepared: lra data prepare {name}"
 
 
 def _tracking() -> Iterator[Line]:

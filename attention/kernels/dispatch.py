@@ -48,6 +48,13 @@ def available(op: str, device: str) -> list[str]:
     return [k.name for k in _kernels(op) if kind in k.devices and k.missing() is None]
 
 
+def missing(op: str, device: str) -> dict[str, str]:
+    """The kernels of ``op`` for ``device`` that cannot run on this machine, each with the reason."""
+    kind = torch.device(device).type
+    reasons = {k.name: k.missing() for k in _kernels(op) if kind in k.devices}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
 def last_used(op: str) -> str:
     """Name of the kernel that ran in this thread's last call of ``op``; ``ValueError`` if there was none."""
     _kernels(op)
