@@ -10,6 +10,8 @@ from lra.bench_measure import quartiles
 
 EQUAL = 0.03
 """A kernel counts as slower than its plain twin when the upper quartile of the ratio is this far below 1."""
+MOST_MEMORY = 0.25
+"""Of performer-pytorch's peak, for FAVOR+: its features are never held over the whole length."""
 TWIN_LENGTHS = range(128, 16385)
 FROM_LENGTH = 512
 """Targets for any length hold from here: below, starting an op costs more than what it does."""
@@ -73,7 +75,7 @@ TARGETS = (
 
 def targets(document: dict) -> list[dict]:
     """Every target at every length of the run: the measured ratio, and met, missed or not measured."""
-    return [*_stated(document), *_twins(document)]
+    return [*_stated(document), *_memory(document), *_twins(document)]
 
 
 def _stated(document: dict) -> Iterator[dict]:
@@ -118,6 +120,28 @@ def _measured(document: dict, result: dict, target: Target) -> tuple[Spread | No
 def best(result: dict) -> str | None:
     """The kernel that ``auto`` takes: the first that ran."""
     return next((case["name"] for case in result["cases"] if case["kind"] == "kernel" and case["samples"]), None)
+
+
+def _memory(document: dict) -> Iterator[dict]:
+    """FAVOR+ against its peer, where memory was measured; a peak is one number without a spread."""
+    if not document["memory"]:
+        return
+    for result in document["results"]:
+        if result["op"] != "favor_attention" or result["length"] < FROM_LENGTH:
+            continue
+        peaks = {case["name"]: case["peak_bytes"] for case in result["cases"]}
+        own, peer = peaks.get(best(result)), peaks.get("performer-pytorch")
+        share = spread([own / peer]) if own is not None and peer else None
+        verdict = "not measured (a peak is missing)"
+        if share:
+            verdict = "met" if share.median <= MOST_MEMORY else "missed"
+        yield {
+            "op": result["op"],
+            "target": f"at most {MOST_MEMORY:g} of performer-pytorch's memory",
+            "length": result["length"],
+            "ratio": share and vars(share),
+            "verdict": verdict,
+        }
 
 
 def _twins(document: dict) -> Iterator[dict]:

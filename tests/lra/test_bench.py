@@ -143,7 +143,7 @@ def document(op: str, length: int, cases: dict[str, tuple[str, list[float]]], pl
         "copy_bytes_per_second": [1000.0] * 2,
         "cases": listed,
     }
-    return {"passes": "train", "device": "cpu", "dtype": "fp32", "results": [result], **changes}
+    return {"passes": "train", "device": "cpu", "dtype": "fp32", "memory": False, "results": [result], **changes}
 
 
 def verdicts(document: dict, op: str) -> dict[tuple[str, int], tuple]:
@@ -197,6 +197,23 @@ def test_the_targets_follow_the_dtype():
     for dtype, target in (("fp32", ("2 x", "met")), ("bf16", ("3 x", "missed"))):
         found = verdicts(document("favor_attention", 512, cases, "plain", dtype=dtype), "favor_attention")
         assert found[f"{target[0]} as fast as performer-pytorch", 512] == (2.5, target[1])
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "expected"),
+    [
+        (20, 100, (0.2, "met")),
+        (30, 100, (0.3, "missed")),
+        (None, 100, (None, "not measured (a peak is missing)")),
+        (20, 0, (None, "not measured (a peak is missing)")),
+    ],
+)
+def test_memory_of_favor_against_its_peer(own, peer, expected):
+    cases = {"torch": ("kernel", [1.0]), "plain": ("baseline", [2.0]), "performer-pytorch": ("peer", [2.5])}
+    page = document("favor_attention", 512, cases, "plain", memory=True)
+    for case, peak in zip(page["results"][0]["cases"], (own, 50, peer)):
+        case["peak_bytes"] = peak
+    assert verdicts(page, "favor_attention")["at most 0.25 of performer-pytorch's memory", 512] == expected
 
 
 @pytest.mark.parametrize(
