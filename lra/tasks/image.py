@@ -114,7 +114,7 @@ class Image(PreparedTask):
 
     @classmethod
     def build(cls, config: Config, data_dir: Path, writer: Writer, progress: Progress) -> None:
-        """Decode every picture, then write those of each split in the order of the source."""
+        """Decode the pictures of all splits, then write those of each split in the order of the source."""
         published = _is_published(writer.details)
         writer.details["source"] = f"{REPO} in {_locate(config, data_dir)}"
         writer.details["exact"] = (
@@ -126,18 +126,21 @@ class Image(PreparedTask):
         labels: dict[str, list[np.ndarray]] = {}
         tables = _tables(config, data_dir)
         rows = writer.details["rows"] = {name: table.rows for name, table in tables.items()}
+        choice = _choice(config, rows)
+        wanted = _wanted(choice)
         done = 0
         for name, table in tables.items():
             gray[name], labels[name] = [], []
-            for rgb, batch in _pictures(name, table):
+            for rgb, batch in _pictures(name, table, wanted[name]):
                 gray[name].append(GRAY[config.fidelity](rgb))
                 labels[name].append(batch)
                 done += len(rgb)
-                progress(done, sum(rows.values()))
+                progress(done, sum(map(len, wanted.values())))
         levels = {name: np.concatenate(parts) for name, parts in gray.items()}
         classes = {name: np.concatenate(parts) for name, parts in labels.items()}
-        for split, (name, ids) in _choice(config, rows).items():
-            for part in np.split(ids, range(BATCH, len(ids), BATCH)):
+        for split, (name, ids) in choice.items():
+            places = np.searchsorted(wanted[name], ids)
+            for part in np.split(places, range(BATCH, len(places), BATCH)):
                 tokens = resample(levels[name][part], SIDES[config.length])
                 writer.append(split, tokens.ravel(), np.full(len(part), config.length), classes[name][part])
         progress(done, done)
@@ -194,21 +197,28 @@ def _tables(config: Config, data_dir: Path) -> dict[str, sources.Table]:
     return tables
 
 
-def _pictures(name: str, table: sources.Table) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pictures uint8 (R, S, S, 3) and labels (R,), in the order of ``table``; ``UserError`` names a wrong row."""
-    row = 0
+def _pictures(name: str, table: sources.Table, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pictures uint8 (R, S, S, 3) and labels (R,) of the rows ``wanted``, ascending ids of ``table``.
+
+    ``UserError`` names a wrong row; the others are not decoded.
+    """
+    start = 0
     for batch in table.batches(BATCH):
-        pictures = []
-        for data, label in zip(batch["img"], batch["label"]):
+        low, high = np.searchsorted(wanted, (start, start + len(batch["img"])))
+        pictures, labels = [], []
+        for row in wanted[low:high].tolist():
+            data, label = batch["img"][row - start], batch["label"][row - start]
             try:
                 if not 0 <= label < NUM_CLASSES:
                     raise BadPicture(f"expected a label 0..{NUM_CLASSES - 1}, found {label}")
                 pictures.append(decode(data))
             except BadPicture as error:
-                where = f"{table.paths[0].parent}: row {row + len(pictures)} of {name}"
+                where = f"{table.paths[0].parent}: row {row} of {name}"
                 raise UserError(f"{where}: {error}; get the files of {REPO} again") from None
-        yield np.stack(pictures), np.array(batch["label"])
-        row += len(pictures)
+            labels.append(label)
+        if pictures:
+            yield np.stack(pictures), np.array(labels)
+        start += len(batch["img"])
 
 
 def _choice(config: Config, rows: dict[str, int]) -> dict[str, tuple[str, np.ndarray]]:
@@ -229,18 +239,26 @@ def _choice(config: Config, rows: dict[str, int]) -> dict[str, tuple[str, np.nda
     return choice
 
 
+def _wanted(choice: dict[str, tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """For each part of the source the rows that some split has, ascending."""
+    parts = {part for part, _ in choice.values()}
+    return {part: np.sort(np.concatenate([ids for of, ids in choice.values() if of == part])) for part in parts}
+
+
 def _compare(config: Config, folder: Path, data_dir: Path, prepared: dict[str, Split]) -> str:
     """Decode the source again and hold every prepared row against it; a fact for people."""
     tables = _tables(config, data_dir)
     choice, side = _choice(config, {name: table.rows for name, table in tables.items()}), SIDES[config.length]
+    wanted = _wanted(choice)
     for part, table in tables.items():
         start = 0
-        for rgb, labels in _pictures(part, table):
+        for rgb, labels in _pictures(part, table, wanted[part]):
+            of_batch = wanted[part][start : start + len(rgb)]
             for split, ids in ((split, ids) for split, (of, ids) in choice.items() if of == part):
-                low, high = np.searchsorted(ids, (start, start + len(rgb)))
+                low, high = np.searchsorted(ids, (of_batch[0], of_batch[-1] + 1))
                 if low == high:
                     continue
-                rows = ids[low:high] - start
+                rows = np.searchsorted(of_batch, ids[low:high])
                 found = prepared[split].flat(low, high).reshape(-1, side, side)
                 wrong = (found != again(rgb[rows], config.fidelity, side)).any((1, 2))
                 wrong |= prepared[split].labels[low:high] != labels[rows]

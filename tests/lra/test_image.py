@@ -181,6 +181,16 @@ def test_a_choice_of_rows_is_fixed_and_part_of_a_larger_one(tmp_path):
         Image.prepare(Config(source=source, train_rows=37), tmp_path, ignore)
 
 
+def test_only_chosen_pictures_are_decoded(tmp_path, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(image, "decode", lambda data: decoded.append(data) or decode(data))
+    config = Config(source=str(write(tmp_path / "cifar")), train_rows=5, test_rows=3)
+    Image.prepare(config, tmp_path, ignore)
+    assert len(decoded) == 5 + 4 + 3
+    assert "12 pictures decoded again" in Image.verify(config, tmp_path)[-1]
+    assert len(decoded) == 2 * 12
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
