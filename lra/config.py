@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -153,6 +154,7 @@ def _hash(values: dict) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
 
 
+@cache
 def register() -> None:
     """Put the schemas of the run, of every mixer and of every task into Hydra's ConfigStore."""
     store = ConfigStore.instance()

@@ -73,6 +73,22 @@ def train_and_kill(kills: int, overrides: list[str]) -> tuple[int, int]:
     return killed, while_writing
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The directory of a run that nothing interrupted, done once for all tests of the same overrides."""
+    done: dict[tuple[str, ...], Path] = {}
+
+    def run_dir(overrides: list[str]) -> Path:
+        same = tuple(o for o in overrides if not o.startswith("runs_dir="))
+        if same not in done:
+            config = compose_run([*same, f"runs_dir={tmp_path_factory.mktemp('whole')}"])
+            run(config)
+            done[same] = config.run_dir
+        return done[same]
+
+    return run_dir
+
+
 @pytest.mark.slow
 def test_twenty_kills_change_nothing(tiny, tmp_path):
     overrides = [*tiny, "attention=performer", "attention.redraw_interval=7", "trainer.steps=400", *LONG[1:]]
@@ -90,10 +106,9 @@ def test_twenty_kills_change_nothing(tiny, tmp_path):
 
 @pytest.mark.parametrize("name", ["flash", "performer", "rwkv7", "mamba"])
 @pytest.mark.parametrize("step", [7, 12])
-def test_an_interrupted_run_goes_on_bit_for_bit(tiny, tmp_path, monkeypatch, name, step):
+def test_an_interrupted_run_goes_on_bit_for_bit(tiny, whole, monkeypatch, name, step):
     overrides = [*tiny, f"attention={name}", "trainer.log_every=1", "trainer.eval_every=4"]
-    whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
-    run(whole)
+    expected = whole(overrides)
     config = compose_run(overrides)
     with monkeypatch.context() as patch:
         interrupt_at(step, patch)
@@ -102,14 +117,13 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tiny, tmp_path, monkeypatch, nam
     row = run(config)
     assert row.warnings == [f"resumed at step {step}"]
     assert not list(Path(config.runs_dir).glob(".replaced/*"))
-    same_outcome(whole.run_dir, config.run_dir)
+    same_outcome(expected, config.run_dir)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_in_the_forward_pass_does_not_wait_for_the_step(tiny, tmp_path, monkeypatch, sent):
+def test_a_signal_in_the_forward_pass_does_not_wait_for_the_step(tiny, whole, monkeypatch, sent):
     overrides = [*tiny, "attention=linear", "trainer.log_every=1", "trainer.eval_every=4"]
-    whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
-    run(whole)
+    expected = whole(overrides)
     config = compose_run(overrides)
     original, calls = Classifier.forward, []
 
@@ -125,13 +139,12 @@ def test_a_signal_in_the_forward_pass_does_not_wait_for_the_step(tiny, tmp_path,
         row = run(config)
     assert (row.status, row.resumable, row.steps) == ("interrupted", True, 6)
     assert run(config).warnings == ["resumed at step 6"]
-    same_outcome(whole.run_dir, config.run_dir)
+    same_outcome(expected, config.run_dir)
 
 
-def test_an_update_cut_in_two_by_a_second_signal_is_not_kept(tiny, tmp_path, monkeypatch):
+def test_an_update_cut_in_two_by_a_second_signal_is_not_kept(tiny, whole, monkeypatch):
     overrides = [*tiny, "trainer.log_every=1", "trainer.eval_every=4"]
-    whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
-    run(whole)
+    expected = whole(overrides)
     config = compose_run(overrides)
     original, calls = torch.optim.AdamW.step, []
 
@@ -147,13 +160,12 @@ def test_an_update_cut_in_two_by_a_second_signal_is_not_kept(tiny, tmp_path, mon
         assert run(config).status == "interrupted"
     row = run(config)
     assert row.warnings == ["resumed at step 4"]
-    same_outcome(whole.run_dir, config.run_dir)
+    same_outcome(expected, config.run_dir)
 
 
-def test_an_interrupted_validation_is_done_again(tiny, tmp_path, monkeypatch):
+def test_an_interrupted_validation_is_done_again(tiny, whole, monkeypatch):
     overrides = [*tiny, "trainer.log_every=1", "trainer.eval_every=4"]
-    whole = compose_run([*overrides, f"runs_dir={tmp_path / 'whole'}"])
-    run(whole)
+    expected = whole(overrides)
     config = compose_run(overrides)
     original = Trainer.predict
 
@@ -167,7 +179,7 @@ def test_an_interrupted_validation_is_done_again(tiny, tmp_path, monkeypatch):
         assert run(config).status == "interrupted"
     assert [row["trainer/step"] for row in metrics(config.run_dir)] == list(range(1, 8))
     run(config)
-    same_outcome(whole.run_dir, config.run_dir)
+    same_outcome(expected, config.run_dir)
 
 
 def test_time_and_memory_of_all_parts_are_kept(tiny, monkeypatch):
@@ -193,18 +205,13 @@ def interrupted(tiny, monkeypatch):
     return config
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(interrupted, tmp_path):
-    whole = compose_run(
-        [f"task.{k}={getattr(interrupted.task, k)}" for k in ("length", "train_rows", "validation_rows", "test_rows")]
-        + ["trainer=smoke", "trainer.eval_every=4", "model.width=16", "model.ffn_width=16", "tracking=disabled"]
-        + [f"data_dir={interrupted.data_dir}", f"runs_dir={tmp_path / 'whole'}"]
-    )
-    run(whole)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tiny, whole, interrupted):
+    expected = whole([*tiny, "trainer.eval_every=4"])
     newest = interrupted.run_dir / "checkpoints" / "step-00000012.pt"
     newest.write_bytes(newest.read_bytes()[:-1000])
     row = run(interrupted)
     assert row.warnings == ["resumed at step 8"]
-    same_outcome(whole.run_dir, interrupted.run_dir)
+    same_outcome(expected, interrupted.run_dir)
 
 
 class Explosion:
