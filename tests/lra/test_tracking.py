@@ -83,7 +83,8 @@ def test_a_key_without_a_server_falls_back_offline_with_one_line(tiny, tmp_path)
         text=True,
         timeout=120,
     )
-    assert time.monotonic() - start < 25
+    # W&B alone would wait for 90 s
+    assert time.monotonic() - start < 60
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "W&B" in line or "wandb" in line]
     assert len(lines) == 1, done.stderr
