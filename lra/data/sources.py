@@ -57,6 +57,8 @@ class Table:
         """
         import datasets
 
+        # it logs what it raises as well, and one line is enough
+        logging.getLogger("datasets").setLevel(logging.CRITICAL)
         kinds = {
             "text": datasets.Value("string"),
             "label": datasets.Value("int64"),
@@ -213,6 +215,8 @@ def _check(path: Path, columns: dict[str, str]) -> int:
             found = "a Git LFS pointer: run `git lfs pull` where it was cloned"
         raise UserError(f"{path}: expected a parquet file, found none ({found}); get the file again") from error
     for name, kind in columns.items():
+        if schema.names.count(name) > 1:
+            raise UserError(f"{path}: expected one column {name}, found {schema.names.count(name)}; get the file again")
         found = schema.field(name).type if name in schema.names else None
         if found is None or not KINDS[kind](found):
             raise UserError(

@@ -214,6 +214,9 @@ def damage(tmp_path, case):
         write(path, pyarrow.array([], "string"))
     elif case == "column":
         pyarrow.parquet.write_table(pyarrow.table({"content": ["a"], "label": [0]}), path)
+    elif case == "twice":
+        table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["text", "text"])
+        pyarrow.parquet.write_table(table, path)
     elif case == "kind":
         write(path, [1, 2])
     elif case == "shard":
@@ -231,6 +234,7 @@ def damage(tmp_path, case):
         ("cut", "train-00000-of-00001.parquet: expected a parquet file, found none"),
         ("empty", "expected rows in split train, found none"),
         ("column", "expected a column text of kind text, found content, label"),
+        ("twice", "expected one column text, found 2; get the file again"),
         ("kind", "expected a column text of kind text, found text of type int64"),
         ("shard", r"expected 2 files train-\*.parquet, .* found train-00000-of-00002.parquet; get all"),
         ("mixed", r"expected 1 files train-\*.parquet, .* found train-00000-of-00001.parquet, train-00000-of-00002"),
@@ -269,3 +273,11 @@ def test_text_that_is_no_utf8_is_refused(tmp_path):
     write(tmp_path / "train-00000-of-00001.parquet", text)
     with pytest.raises(UserError, match="train-00000-of-00001.parquet: cannot read the rows after 0 of 2"):
         rows(load(tmp_path, source=tmp_path)["train"])
+
+
+def test_a_label_beyond_64_bits_is_told_once(tmp_path, capfd):
+    fill(tmp_path)
+    write(tmp_path / "train-00000-of-00001.parquet", ["a"], label=pyarrow.array([2**64 - 1], "uint64"))
+    with pytest.raises(UserError, match="cannot read the rows after 0 of 1"):
+        rows(load(tmp_path, source=tmp_path)["train"])
+    assert capfd.readouterr().err == ""
