@@ -1,6 +1,7 @@
 """Reading IMDb reviews: the Hub's parquet files, or the folder tree ``aclImdb`` of the original archive."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +92,9 @@ def _locate(source: str, data_dir: Path) -> Path | None:
 
 
 def _tree(folder: Path) -> Path | None:
-    """The folder ``aclImdb``, whether it or its parent was named."""
-    return next((path for path in (folder, folder / "aclImdb") if (path / "train" / CLASSES[0]).is_dir()), None)
+    """The folder ``aclImdb``, whether it or its parent was named; one class of one split is enough to know it."""
+    places = [path / split / name for path in (folder, folder / "aclImdb") for split in SPLITS for name in CLASSES]
+    return next((place.parents[1] for place in places if place.is_dir()), None)
 
 
 def _table_rows(source: str, data_dir: Path, split: str) -> Iterator[tuple[str, bytes, int]]:
@@ -106,13 +108,11 @@ def _table_rows(source: str, data_dir: Path, split: str) -> Iterator[tuple[str, 
 
 def _tree_rows(tree: Path, split: str) -> Iterator[tuple[str, bytes, int]]:
     for label, name in enumerate(CLASSES):
-        folder = tree / split / name
-        # not the hidden files that some systems leave beside them
-        paths = sorted(path for path in folder.glob("*.txt") if not path.name.startswith("."))
-        if not paths:
-            raise UserError(f"{folder}: expected reviews in files *.txt, found none; unpack the archive again")
-        for path in paths:
+        for path in _reviews(tree / split / name):
             try:
+                # a pipe would be waited for without end
+                if not path.is_file():
+                    raise UserError(f"{path}: expected a file, found something else or nothing; get the archive again")
                 text = path.read_bytes()
                 text.decode()
             except OSError as error:
@@ -123,3 +123,17 @@ def _tree_rows(tree: Path, split: str) -> Iterator[tuple[str, bytes, int]]:
                     "get the archive again"
                 ) from None
             yield str(path), text, label
+
+
+def _reviews(folder: Path) -> list[Path]:
+    """The files of one class, in order."""
+    try:
+        # unlike glob this does not take a folder that may not be read for an empty one
+        names = sorted(os.listdir(folder)) if folder.exists() else []
+    except OSError as error:
+        raise UserError(f"{folder}: cannot read it ({error.strerror}); fix its permissions") from None
+    # not the hidden files that some systems leave beside them
+    paths = [folder / name for name in names if name.endswith(".txt") and not name.startswith(".")]
+    if not paths:
+        raise UserError(f"{folder}: expected reviews in files *.txt, found none; unpack the archive again")
+    return paths

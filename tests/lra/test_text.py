@@ -1,8 +1,12 @@
 """Text: tokens checked by hand, one row for every copy of the reviews, and rows refused that are not right."""
 
+import errno
 import hashlib
 import json
+import os
+import shutil
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -215,7 +219,7 @@ def test_rows_that_are_not_right_are_named(tmp_path, texts, labels, message):
     hub = write_hub(tmp_path / "copy", {"train": (texts, labels), "test": COPY["test"]})
     with pytest.raises(UserError, match=message):
         prepare(tmp_path, hub)
-    assert not list(tmp_path.glob("text/*length*[!k]"))
+    assert not list(tmp_path.glob("text/*length*"))
 
 
 def test_a_tree_with_a_damaged_file_or_without_files(tmp_path):
@@ -229,6 +233,30 @@ def test_a_tree_with_a_damaged_file_or_without_files(tmp_path):
         path.unlink()
     (tree / "train/neg/0_3.txt").write_bytes(b"fine")
     with pytest.raises(UserError, match=r"test/pos: expected reviews in files \*.txt, found none"):
+        prepare(tmp_path / "again", tree)
+
+
+def test_a_tree_without_a_class_or_with_what_is_no_file(tmp_path):
+    tree = write_tree(tmp_path, COPY)
+    os.mkfifo(tree / "train/pos/1_8.pipe.txt")
+    with pytest.raises(UserError, match=r"1_8.pipe.txt: expected a file, found something else"):
+        prepare(tmp_path / "again", tree)
+    shutil.rmtree(tree / "train/neg")
+    for named in (tree, tree.parent):
+        with pytest.raises(UserError, match=r"aclImdb/train/neg: expected reviews in files \*.txt, found none"):
+            prepare(tmp_path / "again", named)
+
+
+def test_a_class_folder_that_may_not_be_read_is_not_taken_for_empty(tmp_path, monkeypatch):
+    tree, listdir = write_tree(tmp_path, COPY), os.listdir
+
+    def refuse(path):
+        if Path(path).name == "pos":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)  # permissions do not bind root
+    with pytest.raises(UserError, match="train/pos: cannot read it .Permission denied.; fix its permissions"):
         prepare(tmp_path / "again", tree)
 
 
