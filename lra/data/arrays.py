@@ -15,10 +15,10 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
@@ -118,15 +118,30 @@ def exclusive(folder: Path) -> Iterator[None]:
     lock = folder.with_name(f".{folder.name}.lock")
     with _writing(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
+        file = _locked(lock, folder)
     with file:
-        with _writing(lock):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.info("waiting for another process that prepares %s", folder)
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            # still held, so nobody else's; one that cannot be removed does no harm
+            with suppress(OSError):
+                lock.unlink()
+
+
+def _locked(lock: Path, folder: Path) -> TextIO:
+    """The file ``lock``, held by this process alone."""
+    while True:
+        file = lock.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process that prepares %s", folder)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # who held it has removed it: others would lock a new one beside it
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                return file
+        file.close()
 
 
 @dataclass

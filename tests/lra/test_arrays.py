@@ -251,18 +251,23 @@ def test_exclusive_lets_one_in_at_a_time(tmp_path):
     inside, most = [], []
 
     def enter():
-        with arrays.exclusive(tmp_path / "toy"):
-            inside.append(1)
-            most.append(len(inside))
-            time.sleep(0.05)
-            inside.pop()
+        for _ in range(10):
+            with arrays.exclusive(tmp_path / "toy"):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.002)
+                inside.pop()
 
-    threads = [threading.Thread(target=enter) for _ in range(3)]
+    threads = [threading.Thread(target=enter) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == [1, 1, 1]
+    assert most == [1] * 50
+    # the lock goes with the last of them, and with one that fails
+    with pytest.raises(ValueError, match="x"), arrays.exclusive(tmp_path / "toy"):
+        raise ValueError("x")
+    assert not list(tmp_path.iterdir())
 
 
 def test_row_hashes_depend_on_the_row_only():
