@@ -8,6 +8,9 @@ PRECISIONS = ("auto", "fp32", "bf16")
 BUDGETS = ("epochs", "tokens", "seconds")
 ON_OOM = ("fail", "halve")
 MOST = 10**9
+MOST_TOKENS = 10**15
+LEAST_EPS = 1e-30
+"""Less is 0 beside the squares that fp32 holds."""
 
 
 @dataclass
@@ -81,9 +84,15 @@ class TrainerConfig:
         for key in ("warmup", "timing_warmup", "clip", "weight_decay", *BUDGETS, "time_limit", "memory_limit_gib"):
             if getattr(self, key) < 0:
                 raise ValueError(f"trainer.{key}={getattr(self, key)} is negative; give 0 or more")
-        for key in ("lr", "eps"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"trainer.{key}={getattr(self, key)} must be positive")
+            most = MOST_TOKENS if key == "tokens" else MOST
+            if getattr(self, key) > most:
+                raise ValueError(f"trainer.{key}={getattr(self, key)} is out of range; give 0 ... {most}")
+        rates = [("lr", self.lr), ("eps", self.eps), *(("lr_tried", rate) for rate in self.lr_tried)]
+        for key, value in rates:
+            if not 0 < value <= MOST:
+                raise ValueError(f"trainer.{key}={value} must be positive, and at most {MOST}; give another")
+        if self.eps < LEAST_EPS:
+            raise ValueError(f"trainer.eps={self.eps} is 0 in fp32; give {LEAST_EPS} or more")
         if len(given := [key for key in BUDGETS if getattr(self, key)]) > 1:
             raise ValueError(f"trainer.{given[0]} and trainer.{given[1]} are both budgets; give one of them")
         if not given and self.warmup >= self.steps:

@@ -16,6 +16,7 @@ import lra.tasks
 from attention import kernels
 from attention import load as load_mixer
 from lra import results
+from lra.budget import Budget
 from lra.checkpoint import Checkpoints
 from lra.config import (
     COMPOSITION_ERRORS,
@@ -59,6 +60,7 @@ def run(config: RunConfig) -> ResultRow:
     """
     info, splits = lra.tasks.load(config.task.name).load(config.task, Path(config.data_dir))
     _check_ranks(config)
+    Budget(config.trainer, info.splits["train"])  # what does not fit these rows is refused here too
     row = new_row(config, info)
     mine = join(config.device)
     with Stop().listening() as stop:
@@ -131,9 +133,10 @@ def _report_failure(row: ResultRow, error: BaseException, run_dir: Path) -> None
 def outcome(row: ResultRow) -> str:
     """One line for people."""
     low, high = (100 * x for x in row.test_interval)
+    speed = "no step timed" if row.step_ms is None else f"{row.step_ms:.0f} ms/step"
     text = (
         f"{row.attention} on {row.task}@{row.length}: test accuracy {100 * row.test_accuracy:.1f} % "
-        f"[{low:.1f}, {high:.1f}], majority {100 * row.majority_baseline:.1f} %, {row.step_ms:.0f} ms/step"
+        f"[{low:.1f}, {high:.1f}], majority {100 * row.majority_baseline:.1f} %, {speed}"
     )
     return text if row.status == "ok" else f"{text}: {row.status.upper()}, not above the majority class"
 

@@ -87,6 +87,8 @@ class Trainer:
         self.model.train()
         self.meter.start()
         disable = None if self.ranks.first else True
+        # the start of its thread would wait for ever where a memory limit leaves none for it
+        tqdm.monitor_interval = 0
         with tqdm(total=self.budget.steps, initial=self.step, unit="step", disable=disable, dynamic_ncols=True) as bar:
             try:
                 with self.stop.deferred():

@@ -6,7 +6,7 @@ from lra.budget import Budget, Spent
 from lra.config import compose_run
 from lra.errors import UserError
 from lra.protocol import TrainerConfig
-from lra.train import run
+from lra.train import outcome, run
 
 
 def test_epochs_become_steps_rounded_up():
@@ -41,6 +41,12 @@ def test_the_time_limit_cuts_any_budget_short():
         ({"seconds": -1.0}, "trainer.seconds=-1.0 is negative"),
         ({"time_limit": float("nan")}, "trainer.time_limit=nan is not finite"),
         ({"on_oom": "retry"}, "trainer.on_oom='retry' is unknown; choose fail | halve"),
+        ({"seconds": 1e300}, r"trainer.seconds=1e\+300 is out of range; give 0 ... 1000000000"),
+        ({"tokens": 10**15 + 1}, "trainer.tokens=1000000000000001 is out of range; give 0 ... 1000000000000000"),
+        ({"memory_limit_gib": 1e300}, "trainer.memory_limit_gib=.* is out of range"),
+        ({"lr": 1e300}, r"trainer.lr=1e\+300 must be positive, and at most 1000000000"),
+        ({"lr_tried": [1e-3, float("nan")]}, "trainer.lr_tried=nan must be positive"),
+        ({"eps": 1e-300}, "trainer.eps=1e-300 is 0 in fp32"),
         ({"precision": "fp16"}, "trainer.precision=fp16: .*use bf16"),
     ],
 )
@@ -52,6 +58,20 @@ def test_bad_values_name_their_key(values, message):
 def test_warm_up_longer_than_the_epochs_is_refused():
     with pytest.raises(UserError, match=r"trainer.epochs=1 of 16 rows are 2 steps, not more than trainer.warmup=60"):
         Budget(TrainerConfig(epochs=1, batch_size=8), 16)
+
+
+def test_epochs_that_do_not_fit_the_rows_are_refused_before_anything_is_written(tiny):
+    config = compose_run([*tiny, "trainer.epochs=1e-9"])
+    with pytest.raises(UserError, match="are 1 steps, not more than trainer.warmup"):
+        run(config)
+    assert not config.run_dir.exists()
+
+
+def test_a_budget_that_ends_before_a_step_is_timed_still_has_an_outcome(tiny):
+    row = run(compose_run([*tiny, "trainer.time_limit=1e-9"]))
+    assert (row.steps, row.step_ms) == (1, None)
+    assert outcome(row).split(": ")[1].endswith("no step timed")
+    assert any(text.startswith("no step was timed") for text in row.warnings)
 
 
 def test_equal_tokens_by_one_override(tiny):
