@@ -6,6 +6,7 @@ Values live in ``conf/``; the dataclasses here and beside each mixer and task sa
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
@@ -24,6 +25,7 @@ import lra.tasks
 from attention.base import MixerConfig
 from attention.kernels import available
 from lra.errors import UserError
+from lra.paths import absolute
 from lra.protocol import TrainerConfig
 from lra.regimes import regime_of
 from lra.tasks.base import TaskConfig
@@ -86,8 +88,9 @@ class RunConfig:
                     f"attention.kernel={self.attention.kernel} is unknown for attention={self.attention.name} on "
                     f"{self.device}; choose {' | '.join(kernels)}"
                 )
-            # building one block runs every check that the encoder and the mixer make themselves
-            Encoder(replace(self.model, num_layers=1), self.attention, vocab_size=2, length=1)
+            # building one block, without its weights, runs every check that the encoder and the mixer make themselves
+            with torch.device("meta"):
+                Encoder(replace(self.model, num_layers=1), self.attention, vocab_size=2, length=1)
             task = lra.tasks.load(self.task.name)
         except ValueError as error:
             raise UserError(str(error)) from None
@@ -176,7 +179,7 @@ def resolve(config: DictConfig) -> RunConfig:
     # Hydra's -m may change directories between runs: from here on paths no longer depend on the caller's
     for key in ("data_dir", "runs_dir"):
         if getattr(run, key):
-            setattr(run, key, str(Path(getattr(run, key)).expanduser().absolute()))
+            setattr(run, key, str(absolute(getattr(run, key), key)))
     run.device = _device(run.device)
     if (task := _task_class(run.task)) and type(run.task) is task.Config:
         run.task = task.resolved(run.task, Path(run.data_dir))
@@ -276,11 +279,12 @@ def describe(error: Exception, overrides: list[str]) -> str:
     text = str(cause).strip().splitlines()[0]
     key = getattr(cause, "full_key", None)
     if key:
-        given = next((o for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
+        # of one given twice the last counts
+        given = next((o for o in reversed(overrides) if o.lstrip("+~").split("=")[0] == key), key)
         if "not in" in text:
             keys = list(_known_keys(overrides))
             return f"{given}: there is no key {key!r}{_nearest(key, keys)}"
-        return f"{given}: {text}"
+        return f"{given}: {_plain(text)}"
     if "Ambiguous value" in text or "requires --multirun" in text:
         return f"{text}: one run takes one value; for several use `lra sweep`, or -m"
     if text.startswith("Config group override"):
@@ -288,6 +292,21 @@ def describe(error: Exception, overrides: list[str]) -> str:
         return f"{' '.join(nulls) or text}: a group needs a name; leave it out for the default"
     culprit = _culprit(str(error), overrides)
     return f"{culprit}: {text}" if culprit and culprit not in text else text
+
+
+def _plain(text: str) -> str:
+    """What OmegaConf says of a value that is of another type, as expected, found, and the way out."""
+    if text.endswith("is not Optional"):
+        return "expected a value, found null; leave it out for the default"
+    for pattern, expected in (
+        (r"Value (.*) of type '\w+' could not be converted to Integer", "a whole number"),
+        (r"Value (.*) of type '\w+' could not be converted to Float", "a number"),
+        (r"Value (.*) is not a valid bool", "true or false"),
+        (r"Cannot convert '\w+' to string: (.*)", "one word or text in quotes"),
+    ):
+        if match := re.match(pattern, text):
+            return f"expected {expected}, found {match[1]}"
+    return text
 
 
 def _culprit(text: str, overrides: list[str]) -> str | None:

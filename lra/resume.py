@@ -11,6 +11,7 @@ from lra.checkpoint import Checkpoints
 from lra.config import RunConfig, from_yaml
 from lra.errors import UserError
 from lra.meter import tune_allocator
+from lra.paths import absolute
 from lra.run_dir import CHECKPOINTS, fresh_dir, only_process
 from lra.tracking import METRICS_FILE
 from lra.train import EXIT_CODES, log_to_terminal, run
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     log_to_terminal()
     tune_allocator()
-    folder = options.run_dir.expanduser().absolute()
+    folder = absolute(options.run_dir, "RUN_DIR")
     before, after = from_yaml(folder / "config.yaml", [*options.overrides, f"runs_dir={folder.parent}"])
     if before.run_id != folder.name:
         raise UserError(

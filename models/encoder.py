@@ -54,6 +54,8 @@ class EncoderConfig:
                 raise ValueError(f"model.{key}={getattr(self, key)} is out of range; give 1 ... {high}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout={self.dropout} is no probability; give a number in [0, 1)")
+        if self.match and self.match not in attention.REGISTRY:
+            raise ValueError(f"model.match={self.match!r} is unknown; choose {' | '.join(attention.REGISTRY)}")
         choices_of = {"pooling": POOLINGS, "positions": POSITIONS, "block": BLOCKS, "interaction": INTERACTIONS}
         for key, choices in choices_of.items():
             if getattr(self, key) not in choices:
@@ -87,7 +89,8 @@ def matched_ffn_width(config: EncoderConfig, mixer_config: MixerConfig) -> int:
     """
 
     def parameters(mixer: MixerConfig) -> int:
-        built = attention.build(mixer, config.width, layer=0, num_layers=config.num_layers)
+        with torch.device("meta"):  # shapes without weights
+            built = attention.build(mixer, config.width, layer=0, num_layers=config.num_layers)
         return sum(p.numel() for p in built.parameters())
 
     if config.block != "uniform":

@@ -20,6 +20,7 @@ import numpy as np
 from lra.data import arrays
 from lra.data.arrays import Identity, Layout, Split, Writer
 from lra.errors import UserError
+from lra.paths import absolute
 from lra.tasks.base import FIDELITIES, TaskConfig, TaskInfo, length_statistics, majority_share
 
 Progress = Callable[[int, int], None]
@@ -148,7 +149,7 @@ class PreparedTask(ABC):
         if source == "auto":
             source = cls.default_source(config, Path(data_dir))
         elif source not in KINDS:
-            source = str(Path(source).expanduser().absolute())
+            source = str(absolute(source, "task.source"))
         return replace(config, source=source)
 
     @classmethod

@@ -98,6 +98,13 @@ def test_experiments_win_over_the_defaults():
         (["trainer=null"], ["trainer=null", "a group needs a name"]),
         (["~attention"], ["attention= is unknown", "performer"]),
         (["trainer.steps=null"], ["trainer.steps=null"]),
+        (["trainer.steps=5", "trainer.steps=1.5"], ["trainer.steps=1.5: expected a whole number, found '1.5'"]),
+        (["trainer.lr=x"], ["trainer.lr=x: expected a number, found 'x'"]),
+        (["trainer.compile=maybe"], ["trainer.compile=maybe: expected true or false, found 'maybe'"]),
+        (["data_dir=null"], ["data_dir=null: expected a value, found null; leave it out"]),
+        (["model.match=nosuch"], ["model.match='nosuch' is unknown; choose softmax | flash"]),
+        (["runs_dir='~no-such-user/x'"], ["runs_dir=~no-such-user/x: expected a path", "without a home"]),
+        (["task.source='~no-such-user/x'"], ["task.source=~no-such-user/x: expected a path"]),
         (["+extra=1"], ["extra: there is no such key"]),
         (["+trainer.extra=1"], ["trainer.extra: there is no such key"]),
         (["regime=short,medium"], ["regime=short,medium", "lra sweep"]),
@@ -110,6 +117,11 @@ def test_bad_input_is_one_line_with_key_and_way_out(overrides, parts):
     message = refusal(*overrides)
     for part in parts:
         assert part in message
+
+
+def test_a_network_that_no_memory_holds_is_checked_without_its_weights():
+    # 65536 x 65536 x 3 numbers of 4 bytes for queries, keys and values alone: 48 GiB
+    assert compose_run(["model.width=65536", "model.num_heads=64"]).model.width == 65_536
 
 
 def test_the_hash_sees_numbers_and_nothing_else():
