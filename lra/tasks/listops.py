@@ -13,6 +13,7 @@ import numpy as np
 
 from lra.data import arrays, release
 from lra.data.arrays import Split, Writer
+from lra.data.subset import choose
 from lra.errors import UserError
 from lra.tasks import listops_source
 from lra.tasks.base import TaskConfig
@@ -39,7 +40,8 @@ FOLDER = "listops-1000"
 SHORTEST, LONGEST = 16, 32_768
 """Below, hardly any distinct rows exist; above, 100,000 rows take more than a few minutes and 2 GB."""
 MOST_FRUITLESS_CHUNKS = 20
-GENERATED_ONLY = ("seed", "train_rows", "validation_rows", "test_rows", "max_depth", "max_args")
+GENERATED_ONLY = ("seed", "max_depth", "max_args")
+ROWS = ("train_rows", "validation_rows", "test_rows")
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Config(TaskConfig):
     seed: int = 0
     """Of the data; the seed of training is another."""
     train_rows: int = 96_000
+    """Of files another number is a fixed choice of so many rows; this one, LRA's, and 0 are all."""
     validation_rows: int = 2_000
     test_rows: int = 2_000
     max_depth: int = 0
@@ -82,7 +85,7 @@ class ListOps(PreparedTask):
     @classmethod
     def default_source(cls, config: Config, data_dir: Path) -> str:
         """LRA's own rows if they are here and nothing else is asked for; rows of any length can be generated."""
-        plain = all(getattr(config, name) == getattr(Config(), name) for name in GENERATED_ONLY)
+        plain = all(getattr(config, name) == getattr(Config(), name) for name in (*GENERATED_ONLY, *ROWS))
         found = plain and _is_native(config) and release.find(data_dir, FOLDER)
         return "release" if found else "generated"
 
@@ -104,9 +107,7 @@ class ListOps(PreparedTask):
             config,
             length=(SHORTEST if generated else 1 + _eos(config), LONGEST),
             seed=(0, 2**63 - 1),
-            train_rows=(1, 10**9),
-            validation_rows=(1, 10**9),
-            test_rows=(1, 10**9),
+            **dict.fromkeys(ROWS, (int(generated), 10**9)),
             max_args=(2, MAX_ARGS),
         )
         if config.max_depth:
@@ -117,11 +118,12 @@ class ListOps(PreparedTask):
         """Those of the generator, or of the files that are read."""
         parameters = {"length": config.length, "fidelity": config.fidelity, "source": config.source}
         if config.source != "generated":
-            return parameters
+            asked = {f"{split}_rows": _asked(config, split)[0] for split in arrays.SPLITS}
+            return parameters | {name: rows for name, rows in asked.items() if rows}
         depth = _depth(config)
         return {
             **parameters,
-            **{name: getattr(config, name) for name in GENERATED_ONLY},
+            **{name: getattr(config, name) for name in ("seed", *ROWS, *GENERATED_ONLY[1:])},
             "max_depth": 0 if depth == default_depth(config.length) else depth,
         }
 
@@ -153,7 +155,8 @@ class ListOps(PreparedTask):
         else:
             paths = _paths(config, data_dir)
             writer.details["source"] = f"LRA's files in {paths['train'].parent}"
-            writer.details["exact"] = "the rows of the files"
+            some = any(_asked(config, split)[0] for split in arrays.SPLITS)
+            writer.details["exact"] = "a fixed choice of the rows of the files" if some else "the rows of the files"
             _read_source(config, paths, writer, progress)
 
     @classmethod
@@ -260,14 +263,21 @@ def _distinct(config: Config) -> Iterator[Rows]:
     )
 
 
+def _asked(config: Config, split: str) -> tuple[int, str]:
+    """Rows to take of a split of the source, 0 for all, and the key that says so."""
+    name = f"{split}_rows"
+    rows = getattr(config, name)
+    return (0 if rows == getattr(Config(), name) else rows), f"task.{name}"
+
+
 def _read_source(config: Config, paths: dict[str, Path], writer: Writer, progress: Progress) -> None:
     most = config.length - _eos(config)
     writer.details["truncated_rows"] = truncated = dict.fromkeys(paths, 0)
-    # without the headers; a last line without an end is not counted, so the end may be passed by a row a file
-    done, total = 0, sum(listops_source.count_lines(path) - 1 for path in paths.values())
+    chosen = {split: choose(listops_source.count_rows(path), *_asked(config, split)) for split, path in paths.items()}
+    done, total = 0, sum(map(len, chosen.values()))
     for split, path in paths.items():
-        for rows, cut in listops_source.read(path, most):
+        for rows, cut in listops_source.read(path, most, chosen[split]):
             _append(config, writer, split, rows)
             truncated[split] += cut
             done += len(rows.labels)
-            progress(done, max(done, total))
+            progress(done, total)

@@ -11,6 +11,8 @@ from lra.tasks.listops_generator import Rows
 
 FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
 BLOCK_ROWS = 1000
+FIRST_LINE = 2
+"""Of the rows, below the header."""
 
 
 def paths(source: Path) -> dict[str, Path]:
@@ -25,23 +27,28 @@ def paths(source: Path) -> dict[str, Path]:
     return found
 
 
-def count_lines(path: Path) -> int:
-    """Number of line ends."""
+def count_rows(path: Path) -> int:
+    """Number of lines below the header; ``UserError`` if there are none."""
     with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+        rows = sum(1 for _ in file) - 1
+    if rows < 1:
+        raise UserError(f"{path}: expected rows below the header, found none; get the file again")
+    return rows
 
 
-def read(path: Path, length: int) -> Iterator[tuple[Rows, int]]:
-    """Blocks of rows cut to their first ``length`` tokens, each with the number of rows that were longer.
+def read(path: Path, length: int, chosen: np.ndarray) -> Iterator[tuple[Rows, int]]:
+    """Blocks of the rows ``chosen`` by number, ascending, cut to their first ``length`` tokens, each with the number
+    of rows that were longer.
 
-    The value of every row is checked against its label before it is cut.
+    The value of a row is checked against its label before it is cut.
     """
     expressions: list[np.ndarray] = []
     labels: list[int] = []
     lines: list[int] = []
-    any_rows = False
+    wanted = set((chosen + FIRST_LINE).tolist())
     for line, expression, label in _parse(path):
-        any_rows = True
+        if line not in wanted:
+            continue
         expressions.append(expression)
         labels.append(label)
         lines.append(line)
@@ -50,8 +57,6 @@ def read(path: Path, length: int) -> Iterator[tuple[Rows, int]]:
             expressions, labels, lines = [], [], []
     if lines:
         yield _block(path, lines, expressions, labels, length)
-    if not any_rows:
-        raise UserError(f"{path}: expected rows below the header, found none; get the file again")
 
 
 def _parse(path: Path) -> Iterator[tuple[int, np.ndarray, int]]:
@@ -65,7 +70,7 @@ def _parse(path: Path) -> Iterator[tuple[int, np.ndarray, int]]:
                 f"found no {' and no '.join(missing)}; restore the header line"
             )
         source, target = header.index("Source"), header.index("Target")
-        for line, text in enumerate(file, start=2):
+        for line, text in enumerate(file, start=FIRST_LINE):
             cells = text.rstrip("\r\n").split("\t")
             if len(cells) != len(header):
                 raise UserError(

@@ -95,6 +95,36 @@ def test_a_changed_source_is_noticed(tmp_path):
         ListOps.prepare(config, tmp_path, ignore)
 
 
+def test_a_choice_of_rows_of_the_files(tmp_path):
+    # row i has value i, so that a label tells which row it is; the last line has no end
+    source = write_source(tmp_path / "lra", "\r\n".join(f"[MAX {i} {i} ]\t{i}" for i in range(10))).source
+    (tmp_path / "lra/basic_val.tsv").write_text("Source\tTarget\n[MIN 1 2 ]\t1\n[MIN 2 3 ]\t2")
+
+    def labels(**rows):
+        config = Config(source=source, **rows)
+        folder = ListOps.prepare(config, tmp_path, ignore)
+        assert ListOps.verify(config, tmp_path)
+        splits = ListOps.load(config, tmp_path)[1]
+        return folder, {name: split.labels.tolist() for name, split in splits.items()}
+
+    whole, everything = labels()
+    assert everything == {"train": [*range(10)], "validation": [1, 2], "test": [*range(10)]}
+    assert labels(train_rows=0, test_rows=0) == (whole, everything)
+    few, four = labels(train_rows=4)
+    assert few != whole
+    assert four["test"] == everything["test"]
+    assert len(four["train"]) == 4
+    assert four["train"] == sorted(set(four["train"]))
+    six = labels(train_rows=6, test_rows=4)[1]
+    # a larger choice holds the smaller one, and splits of as many rows choose alike
+    assert set(four["train"]) < set(six["train"])
+    assert six["test"] == four["train"]
+    with pytest.raises(UserError, match="task.validation_rows=3: the source has 2 rows; ask for at most as many"):
+        labels(validation_rows=3)
+    with pytest.raises(UserError, match=r"task.train_rows=-1: listops takes 0..1000000000"):
+        labels(train_rows=-1)
+
+
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"no real ListOps rows in {REAL}")
 def test_real_rows_in_lra_format(tmp_path):
     config = Config(source=str(REAL))
