@@ -29,14 +29,18 @@ INK, PALE = "#333333", "#777777"
 
 def draw(cells: list[Cell]) -> bytes:
     """The picture as PNG."""
-    style = {"font.size": 9, "axes.edgecolor": "#999999", "font.family": "DejaVu Sans"}
+    # names of backends and devices are text, whatever dollar signs they hold
+    style = {"font.size": 9, "axes.edgecolor": "#999999", "font.family": "DejaVu Sans", "text.parse_math": False}
     style |= dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK)
     with mpl.rc_context(style):
         return _draw(cells)
 
 
 def _draw(cells: list[Cell]) -> bytes:
-    columns = list(dict.fromkeys(column for section in sections(cells) for column in section.columns))
+    every = list(dict.fromkeys(column for section in sections(cells) for column in section.columns))
+    columns = [column for column in every if any(cell.column == column and _has_point(cell) for cell in cells)]
+    if not columns:
+        return _png(_nothing(every))
     backends = list(dict.fromkeys(cell.backend for cell in cells))
     colours = {backend: PALETTE[at % len(PALETTE)] for at, backend in enumerate(backends)}
     across = min(len(columns), 3 if len(columns) <= 9 else 4)
@@ -53,20 +57,44 @@ def _draw(cells: list[Cell]) -> bytes:
     }
     for panel in panels[len(columns) :]:
         panel.remove()
-    note = "Bars: ± one standard deviation over seeds, or the 95 % Wilson interval of a single run."
-    figure.supxlabel(f"{note} Bubble area: peak training memory.", fontsize=7.5, color=PALE)
+    notes = "Bars: ± one standard deviation over seeds, or the 95 % Wilson interval of a single run."
+    notes += " Bubble area: peak training memory."
+    if empty := [column for column in every if column not in columns]:
+        notes += f"\n{_without_point(empty)}"
+    figure.supxlabel(notes, fontsize=7.5, color=PALE)
     # label positions depend on the final layout
     figure.draw_without_rendering()
     for panel, found in labels.items():
         _place(panel, found)
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
+def _has_point(cell: Cell) -> bool:
+    return cell.accuracy is not None and bool(cell.tokens_per_second)
+
+
+def _without_point(columns: list[Column]) -> str:
+    names = ", ".join(f"{column.task} {column.length}" for column in columns)
+    return textwrap.fill(f"No run with an accuracy and a speed, so no panel: {names}.", 110)
+
+
+def _nothing(columns: list[Column]) -> Figure:
+    """A picture that says why there is none."""
+    figure = Figure(figsize=(7.6, 5.6), dpi=150)
+    FigureCanvasAgg(figure)
+    figure.text(0.5, 0.5, f"Nothing to draw.\n{_without_point(columns)}", ha="center", va="center", wrap=True)
+    return figure
+
+
 def _panel(axes: Axes, column: Column, cells: list[Cell], colours: dict[str, str]) -> list[Annotation]:
     """One column; returns the labels of the bubbles, not yet in place."""
-    drawn = [cell for cell in cells if cell.accuracy is not None and cell.tokens_per_second]
+    drawn = [cell for cell in cells if _has_point(cell)]
     most = max((cell.peak_memory_bytes or 0.0 for cell in drawn), default=0.0)
     _titles(axes, column, cells)
     _ranges(axes, drawn)
@@ -138,10 +166,6 @@ def _error_bar(cell: Cell) -> tuple[float, float]:
 
 def _ranges(axes: Axes, drawn: list[Cell]) -> None:
     """Room around the bubbles for their radius and their label, and plain numbers on the axis."""
-    if not drawn:
-        axes.set_xticks([])
-        axes.set_ylim(0, 100)
-        return
     speeds = [cell.tokens_per_second for cell in drawn]
     low, high = min(speeds), max(speeds)
     if high > LOG_FROM * low:

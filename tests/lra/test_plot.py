@@ -30,6 +30,12 @@ def area(image, colour, tolerance=0.2):
     return int((np.abs(image - (0.85 * target + 0.15)).max(axis=-1) < tolerance / 4).sum())
 
 
+def longest_line(image):
+    """Largest share of a row or column of pixels that is not pale."""
+    dark = image.mean(axis=-1) < 0.8
+    return max(dark.mean(axis=0).max(), dark.mean(axis=1).max())
+
+
 @pytest.mark.parametrize("panels", [1, 2, 10])
 def test_a_panel_for_each_column(panels):
     cells = [make_cell(name, task=f"task{at}") for at in range(panels) for name in ("softmax", "flash")]
@@ -65,6 +71,23 @@ def test_more_memory_is_a_larger_bubble():
 )
 def test_awkward_cells_are_drawn(cells):
     assert pixels(draw(cells)).std() > 0.01
+
+
+def test_a_column_without_a_point_has_no_panel():
+    failed = {"accuracy": None, "speed": None, "memory": None, "statuses": {"oom": 1}}
+    one = pixels(draw([make_cell("softmax")]))
+    with_empty = pixels(draw([make_cell("softmax"), make_cell("softmax", task="text", **failed)]))
+    assert with_empty.shape == one.shape  # and two panels are wider
+    assert pixels(draw([make_cell("softmax"), make_cell("softmax", task="text")])).shape[1] > one.shape[1]
+    # the line that names the column is all that was added: the axes move up for it
+    assert (with_empty != one).any()
+    nothing = pixels(draw([make_cell("softmax", **failed), make_cell("softmax", task="text", **failed)]))
+    # words, without axes: those are lines through most of the picture
+    assert 0 < longest_line(nothing) < 0.6 < longest_line(one)
+
+
+def test_names_with_dollars_are_text():
+    assert pixels(draw([make_cell("$\\frac{"), make_cell("a$b$", device_names=["$x_{"])])).std() > 0.01
 
 
 def test_the_same_cells_give_the_same_picture():
