@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lra.errors import UserError
+from lra.paths import refuse_gzip
 from lra.tasks.listops_expressions import evaluate, explain, tokenise
 from lra.tasks.listops_generator import Rows
 
@@ -24,6 +25,7 @@ def paths(source: Path) -> dict[str, Path]:
                 f"task.source={source}: expected {', '.join(FILES.values())} in it, found no {path.name}; "
                 "name the folder that holds LRA's files, or leave it out to generate rows"
             )
+        refuse_gzip(path)
     return found
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lra.errors import UserError
+from lra.paths import refuse_gzip
 
 FILES = {
     "train": "new_aan_pairs.train.tsv",
@@ -53,6 +54,7 @@ def open_source(folder: Path, data_dir: Path) -> Source:
                 f"task.source={folder}: expected {', '.join(FILES.values())} in it, found no {path.name}; "
                 "name the folder tsv_data of LRA's release, or the release"
             )
+        refuse_gzip(path)
     if all(_columns(path) == len(COLUMNS) for path in files.values()):
         return Source(files, None)
     places = (folder / PAPERS, data_dir / PAPERS)

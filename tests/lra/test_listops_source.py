@@ -1,5 +1,6 @@
 """ListOps rows from LRA's files: real ones are read to the letter, wrong ones named by file and line."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -81,6 +82,14 @@ def test_a_missing_or_empty_file_is_named(tmp_path):
         ListOps.prepare(config, tmp_path / "data", ignore)
     (tmp_path / "lra" / "basic_val.tsv").unlink()
     with pytest.raises(UserError, match=r"task.source=.*: expected .* in it, found no basic_val.tsv"):
+        ListOps.prepare(config, tmp_path / "data", ignore)
+
+
+def test_gzip_under_the_name_of_a_tsv_is_called_so(tmp_path):
+    config = write_source(tmp_path / "lra")
+    path = tmp_path / "lra" / "basic_test.tsv"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(UserError, match=r"basic_test.tsv: expected text, found gzip .*; unpack it"):
         ListOps.prepare(config, tmp_path / "data", ignore)
 
 

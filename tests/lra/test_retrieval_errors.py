@@ -1,5 +1,6 @@
 """Retrieval files that are wrong are named by file and line; altered arrays are found; a run through the commands."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -60,6 +61,17 @@ def test_a_missing_file_is_named(tmp_path):
     config = write_source(tmp_path / "in", [GOOD])
     (tmp_path / "in" / "new_aan_pairs.eval.tsv").unlink()
     with pytest.raises(UserError, match=r"task.source=.*/in: expected new_aan_pairs.train.tsv, .* found no .*eval.tsv"):
+        Retrieval.prepare(config, tmp_path, ignore)
+
+
+@pytest.mark.parametrize("papers", [False, True])
+def test_gzip_under_the_name_of_a_tsv_is_called_so(tmp_path, papers):
+    config = write_source(tmp_path / "in", [GOOD])
+    path = tmp_path / "in" / "new_aan_pairs.eval.tsv"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    if papers:
+        (tmp_path / "in" / "papers_text").mkdir()
+    with pytest.raises(UserError, match=r"eval.tsv: expected text, found gzip .*; unpack it"):
         Retrieval.prepare(config, tmp_path, ignore)
 
 
