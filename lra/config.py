@@ -235,13 +235,20 @@ def from_yaml(path: Path, overrides: list[str]) -> tuple[RunConfig, RunConfig]:
             )
     try:
         saved = OmegaConf.load(path)
+        lacking = [key for key in ("attention", "task") if not OmegaConf.is_dict(saved) or key not in saved]
+        if lacking:
+            found = (
+                ("nothing" if not saved else f"no {' and no '.join(lacking)}") if OmegaConf.is_dict(saved) else "a list"
+            )
+            raise UserError(f"{path}: expected the keys of a run, found {found}; restore it, or start anew")
         tree = OmegaConf.structured(RunConfig)
         for group, module in (("attention", attention), ("task", lra.tasks)):
             tree[group] = OmegaConf.structured(module.load(saved[group].name).Config)
         before = OmegaConf.merge(tree, saved)
         after = OmegaConf.merge(before, OmegaConf.from_dotlist(overrides))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); name the directory of a run") from None
+        # OmegaConf calls a single number so
+        raise UserError(f"{path}: cannot be read ({error.strerror or error}); name the directory of a run") from None
     except COMPOSITION_ERRORS as error:
         culprit = _culprit(str(error), overrides)
         raise UserError(describe(error, overrides) if culprit else f"{path}: {describe(error, [])}") from None

@@ -278,6 +278,18 @@ def test_a_forced_change_is_a_new_run_that_tells_its_origin(interrupted):
     assert f"continued from {interrupted.run_id} at step 12 with trainer.lr: 0.001 -> 0.002" in row.warnings
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("- 1\n", "found a list"), ("[]", "found a list"), ("", "found nothing"), ("# only this\n", "found nothing"),
+     ("5", "cannot be read"), ("word", "found no attention and no task"), ("attention: 3", "found no task"),
+     ("attention: 3\ntask: 4", "not the configuration of a run")],
+)  # fmt: skip
+def test_resume_says_what_is_in_a_configuration_that_is_none(tmp_path, text, found):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=f"config.yaml: .*{found}"):
+        resume([str(tmp_path)])
+
+
 @pytest.mark.parametrize("what", ["nowhere", "renamed", "no checkpoint", "no yaml"])
 def test_resume_names_what_is_wrong_with_a_directory(interrupted, tmp_path, what):
     folder = interrupted.run_dir
