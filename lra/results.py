@@ -18,6 +18,7 @@ SCORED = ("ok", "stuck")
 """Statuses of a finished run; it has a test accuracy."""
 RESULT_FILE = "result.json"
 MAX_LENGTH = 2**31 - 1
+MAX_INTEGER = 2**63 - 1
 
 log = logging.getLogger(__name__)
 
@@ -172,9 +173,9 @@ class ResultRow:
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
-            raise ValueError(f"status is {self.status!r}, expected one of {', '.join(STATUSES)}")
+            raise ValueError(f"has status {self.status!r}, expected one of {', '.join(STATUSES)}")
         if self.schema != SCHEMA_VERSION:
-            raise ValueError(f"schema is {self.schema}, this version reads {SCHEMA_VERSION}")
+            raise ValueError(f"has schema {self.schema} of another version of this program, not {SCHEMA_VERSION}")
 
     @property
     def train_seconds(self) -> float | None:
@@ -206,8 +207,10 @@ def save(row: ResultRow, run_dir: Path) -> None:
 
 def load(path: Path) -> ResultRow:
     """Read one ``result.json``; ``ValueError`` says what is wrong with it."""
+    if not path.is_file():  # a pipe would be waited for without end
+        raise ValueError("is not there, or no file")
     try:
-        raw = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        raw = json.loads(path.read_bytes(), parse_constant=_refuse_constant, parse_int=_integer)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"is not valid JSON ({error})") from None
     except RecursionError:
@@ -222,7 +225,9 @@ def load_all(runs_dir: Path) -> Iterator[ResultRow]:
     for path in sorted(runs_dir.glob(f"[!.]*/{RESULT_FILE}")):
         try:
             yield load(path)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            log.warning("skipped %s: it cannot be read (%s)", path, error.strerror)
+        except ValueError as error:
             log.warning("skipped %s: it %s", path, error)
 
 
@@ -236,6 +241,13 @@ def finished_at(row: ResultRow) -> datetime:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"holds {name}, expected a finite number or null")
+
+
+def _integer(text: str) -> int:
+    value = int(text) if len(text) <= len(str(-MAX_INTEGER)) else None
+    if value is None or abs(value) > MAX_INTEGER:
+        raise ValueError(f"holds a number of {len(text)} digits, expected one of 64 bits")
+    return value
 
 
 def _build(kind: type, raw: object, where: str = "") -> Any:  # noqa: ANN401

@@ -88,6 +88,8 @@ def main(argv: list[str]) -> int:
     # without a handler a warning about a skipped row has nowhere sure to go; a caller's handlers are kept
     logging.basicConfig(format="%(levelname)s: %(message)s")
 
+    if not options.out.name:
+        raise UserError(f"--out {options.out}: expected the beginning of file names, found a folder; add a name to it")
     rows = load_rows(options.runs)
     from lra.plot import draw  # slow to import, and needed only once there is something to draw
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from dataclasses import asdict
 
 import pytest
@@ -59,8 +60,11 @@ def test_training_time_is_data_plus_compute():
         ({"seconds": {"lunch": 3.0}}, "unknown keys seconds.lunch"),
         ({"seconds": {"compute": "long"}}, "seconds.compute"),
         ({"seconds": None}, "NoneType"),
-        ({"status": "great"}, "status is 'great'"),
-        ({"schema": 99}, "schema is 99"),
+        ({"status": "great"}, "has status 'great', expected one of"),
+        ({"schema": 99}, "has schema 99 of another version"),
+        ({"parameters": 10**18 * 10}, "holds a number of 20 digits, expected one of 64 bits"),
+        ({"steps": -(10**18) * 10}, "holds a number of 21 digits"),
+        ({"steps": 2**63}, "holds a number of 19 digits"),
         ({"finished": "yesterday"}, "finished = 'yesterday'"),
     ],
     ids=str,
@@ -89,6 +93,19 @@ def test_a_corrupt_file_is_skipped_by_name_and_the_rest_read(tmp_path, caplog, c
     with caplog.at_level(logging.WARNING):
         assert [row.run_id for row in results.load_all(tmp_path)] == [make_row().run_id]
     assert str(tmp_path / "bad" / "result.json") in caplog.text
+
+
+def test_what_is_no_file_is_skipped_and_a_long_number_told_in_short(tmp_path, caplog):
+    for name in ("pipe", "folder", "number"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe/result.json")
+    (tmp_path / "folder/result.json").mkdir()
+    (tmp_path / "number/result.json").write_text('{"steps": ' + "9" * 5000 + "}")
+    with caplog.at_level(logging.WARNING):
+        assert list(results.load_all(tmp_path)) == []
+    messages = [record.getMessage().split("result.json: ")[1] for record in caplog.records]
+    assert messages == ["it is not there, or no file", "it holds a number of 5000 digits, expected one of 64 bits",
+                        "it is not there, or no file"]  # fmt: skip
 
 
 def test_nan_is_never_written(tmp_path):

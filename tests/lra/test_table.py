@@ -385,6 +385,9 @@ def test_an_unwritable_place_is_named(tmp_path):
     (tmp_path / "out").write_text("a file where a folder is needed")
     with pytest.raises(UserError, match=r"--out .*cannot write"):
         run_main(tmp_path, [make_row()])
+    for folder in ("/", "."):
+        with pytest.raises(UserError, match="--out .: expected the beginning of file names, found a folder"):
+            table.main(["--runs", str(tmp_path / "runs"), "--out", folder])
 
 
 def test_the_table_needs_neither_torch_nor_hydra():
