@@ -16,6 +16,9 @@ from lra.render import FORMATS, render_cells
 from lra.results import SCORED, ResultRow
 
 PUBLISHED = Path(__file__).parents[1] / "results" / "published.csv"
+PUBLISHED_COLUMNS = (
+    "model", "backend", "task", "length", "accuracy", "source", "citation", "trust", "protocol_family", "note",
+)  # fmt: skip
 BASELINE = "softmax"
 """The yardstick of speed."""
 
@@ -57,11 +60,28 @@ def tidy(cells: list[Cell]) -> pd.DataFrame:
 
 
 def read_published(path: Path = PUBLISHED) -> list[dict[str, str]]:
-    """Lines of ``published.csv``, every one with its source; empty where an installation lacks the file."""
+    """Lines of ``published.csv``, every one with its source; empty where an installation lacks the file.
+
+    Raises ``UserError`` for a file that is damaged.
+    """
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            lines, columns = list(reader), tuple(reader.fieldnames or ())
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: expected CSV in UTF-8, found other bytes ({error}); restore the file") from None
+    if columns != PUBLISHED_COLUMNS:
+        found = ", ".join(columns) or "nothing"
+        raise UserError(f"{path}: expected the columns {', '.join(PUBLISHED_COLUMNS)}, found {found}; restore the file")
+    for number, line in enumerate(lines, 2):
+        if None in line or None in line.values() or not line["length"].isdecimal() or line["trust"] not in ("V", "T"):
+            raise UserError(
+                f"{path}: row {number}: expected {len(PUBLISHED_COLUMNS)} values with a number as length and V or T as "
+                f"trust, found {line}; correct it"
+            )
+    return lines
 
 
 def load_rows(runs_dir: Path) -> list[ResultRow]:
@@ -69,6 +89,10 @@ def load_rows(runs_dir: Path) -> list[ResultRow]:
     fix = "make runs with `lra train` or `lra sweep`, or name their folder with --runs"
     if not runs_dir.is_dir():
         raise UserError(f"--runs {runs_dir} is not a folder; {fix}")
+    try:
+        os.scandir(runs_dir).close()  # a search in a folder that may not be read finds nothing and says nothing
+    except OSError as error:
+        raise UserError(f"--runs {runs_dir}: cannot be read ({error.strerror}); fix its permissions") from None
     rows = list(results.load_all(runs_dir))
     if rows:
         return rows

@@ -87,7 +87,7 @@ def test_a_column_without_a_point_has_no_panel():
 
 
 def test_names_with_dollars_are_text():
-    assert pixels(draw([make_cell("$\\frac{"), make_cell("a$b$", device_names=["$x_{"])])).std() > 0.01
+    assert pixels(draw([make_cell("$\\frac{$"), make_cell("a$b$", device_names=["$x_{"])])).std() > 0.01
 
 
 def test_the_same_cells_give_the_same_picture():
