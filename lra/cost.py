@@ -15,12 +15,16 @@ import lra.tasks
 from lra.budget import Budget
 from lra.config import RunConfig
 from lra.errors import UserError
+from lra.memory import trim_malloc
+from lra.memory_limit import is_out_of_memory
 from lra.meter import Meter
 from lra.trainer import parameter_count
 from models import build_model
 
 VOCABULARY, CLASSES = 32, 10
 """Stand-ins: neither changes the cost of a step noticeably."""
+RESOLUTION = 2**20
+"""Bytes; the kernel counts a resident set in batches of pages, so that less is noise."""
 FORWARD_SHARE = 1 / 3
 """A forward pass costs about a third of forward and backward."""
 
@@ -39,6 +43,7 @@ class Estimate:
 def probe(config: RunConfig, *, rows: int, length: int) -> tuple[float, int | None, int]:
     """Seconds and peak bytes of forward and backward over random ``(rows, length)`` ids, and the parameters."""
     device = torch.device(config.device)
+    trim_malloc()  # what the probe before this one freed would be used again, and hide the peak
     task = lra.tasks.load(config.task.name)
     layout = task.layout(config.task)
     model = build_model(
@@ -112,20 +117,43 @@ def describe_cost(configs: list[RunConfig]) -> str:
     for config in tqdm(configs, desc="timing a few rows of each network", unit="run", disable=None, leave=False):
         key = config.fingerprint(without=("seed",))
         if key not in known:
-            known[key] = estimate(config)
+            known[key] = _estimate(config)
         cost = known[key]
         total += cost.seconds
-        memory = "memory unknown" if cost.peak_bytes is None else _size(cost.peak_bytes)
         lines.append(
             f"  {config.attention.name:<10} {config.task.name}@{config.task.length:<6} seed {config.seed:<3} "
             f"{cost.steps:>7,} steps x {config.trainer.batch_size} rows  {cost.parameters:>11,} parameters  "
-            f"about {_human(cost.seconds):>11}  {memory}"
+            f"about {_human(cost.seconds):>11}  {_memory(config, cost)}"
         )
     head = (
         f"{len(configs)} runs on {configs[0].device}, extrapolated from one or a few rows timed on this machine;\n"
         f"memory is one step at the longest row, with all its rows at once:"
     )
     return "\n".join([head, *lines, f"  in all about {_human(total)}"])
+
+
+def _estimate(config: RunConfig) -> Estimate:
+    """``estimate``; ``UserError`` for a network that does not fit into memory."""
+    try:
+        return estimate(config)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        first = (str(error).strip() or "out of memory").splitlines()[0]
+        raise UserError(
+            f"attention={config.attention.name} task.length={config.task.length} model.width={config.model.width}: one "
+            f"row does not fit into the memory of {config.device} ({first}); lower model.width or task.length"
+        ) from None
+
+
+def _memory(config: RunConfig, cost: Estimate) -> str:
+    if cost.peak_bytes is None:
+        return "memory unknown"
+    # of a row, as the probe has one
+    least = RESOLUTION * (config.trainer.batch_size // config.trainer.accumulation)
+    if not config.device.startswith("cuda") and cost.peak_bytes < least:
+        return f"< {_size(least)}"
+    return _size(cost.peak_bytes)
 
 
 def _human(seconds: float) -> str:

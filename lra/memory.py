@@ -38,6 +38,12 @@ def tune_allocator() -> str:
     return allocator()
 
 
+def trim_malloc() -> None:
+    """Give freed memory back to the system where malloc can: a later peak would be hidden in it."""
+    if GLIBC:
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def allocator() -> str:
     """How malloc is set up in this process, as the result records it."""
     return "glibc tuned for reuse" if _keeps_memory else "default"
@@ -104,8 +110,8 @@ class MemoryGauge:
         """Give back what the allocator kept, so that the next peak is not hidden below it; later uses pay for that."""
         if self.kind == "cuda allocated":
             torch.cuda.empty_cache()
-        elif self.kind and GLIBC:
-            ctypes.CDLL(None).malloc_trim(0)
+        elif self.kind:
+            trim_malloc()
 
     def reset(self) -> None:
         """Start a new peak."""

@@ -3,7 +3,9 @@
 import pytest
 
 from lra.config import compose_run
-from lra.cost import Estimate, describe_cost, estimate
+from lra.cost import Estimate, describe_cost, estimate, probe
+from lra.errors import UserError
+from lra.memory import GLIBC
 
 
 def test_an_estimate_counts_steps_batch_and_validation(tiny, monkeypatch):
@@ -39,3 +41,30 @@ def test_other_budgets_come_to_steps(tiny, monkeypatch, budget, steps):
         assert 8000 / (8 * 63) <= got <= 1 + 8000 / (8 * 17)
     else:
         assert got == steps
+
+
+@pytest.mark.parametrize(
+    ("peak", "memory"), [(None, "memory unknown"), (0, "< 8 MiB"), (8 * 2**20 - 1, "< 8 MiB"), (8 * 2**20, "8 MiB")]
+)
+def test_memory_too_small_to_be_told_is_not_called_none(tiny, monkeypatch, peak, memory):
+    monkeypatch.setattr("lra.cost.estimate", lambda config: Estimate(20, 1000, 3600.0, peak))
+    text = describe_cost([compose_run([*tiny, "device=cpu", "trainer.batch_size=16", "trainer.accumulation=2"])])
+    assert text.splitlines()[2].endswith(f"  {memory}")
+
+
+def test_a_network_that_does_not_fit_is_one_error(tiny, monkeypatch):
+    def fail(config):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes\nmore")
+
+    monkeypatch.setattr("lra.cost.estimate", fail)
+    with pytest.raises(UserError, match=r"model.width=16: one row does not fit .*tried 9 bytes\); lower model.width"):
+        describe_cost([compose_run(tiny)])
+
+
+@pytest.mark.skipif(not GLIBC, reason="only glibc gives freed memory back when asked")
+def test_a_probe_is_not_hidden_in_the_memory_of_the_one_before(tiny, monkeypatch):
+    monkeypatch.setattr("lra.memory._keeps_memory", False)  # whatever ran before in this process
+    config = compose_run([*tiny, "device=cpu", "attention=linear"])
+    first, second = (probe(config, rows=64, length=63)[1] for _ in range(2))
+    # what a block keeps of 64 rows of 63 tokens of width 16 for its backward pass is 256 KB a tensor
+    assert min(first, second) > 4 * 64 * 63 * 16 * 4
