@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 import lra.tasks
 from lra.config import RunConfig, compose_run
-from lra.data.arrays import MANIFEST, SPLITS
+from lra.data.arrays import FORMAT, MANIFEST, SPLITS
 from lra.errors import UserError
 
 LINE_EVERY_SECONDS = 10
@@ -75,7 +75,7 @@ def _list(names: list[str], overrides: list[str]) -> int:
     data_dir = Path(compose_run([word for word in overrides if word.startswith("data_dir=")]).data_dir)
     print(f"in {data_dir}\n\n" + LINE.format("task", "prepared", *SPLITS, "MiB").rstrip())
     for name in names:
-        found = sorted(path.parent for path in (data_dir / name).glob("[!.]*/manifest.json"))
+        found = sorted(path for path in (data_dir / name).glob("[!.]*") if path.is_dir())
         for folder in found:
             print(_prepared(name, folder))
         if not found:
@@ -85,17 +85,24 @@ def _list(names: list[str], overrides: list[str]) -> int:
 
 def _prepared(name: str, folder: Path) -> str:
     """Rows, size and origin of a prepared data set, on two lines."""
-    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    size, rows, version = "?", ["?"] * len(SPLITS), None
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        size = f"{sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) / 2**20:.1f}"
+        if not (folder / MANIFEST).is_file():
+            raise ValueError("no manifest")
+        manifest = json.loads((folder / MANIFEST).read_text())
         rows = [f"{manifest['splits'][split]['rows']:,}" for split in SPLITS]
         origin = f"{manifest['details']['source']}; {manifest['details']['exact']}"
         version = manifest["version"]
+        if manifest["format"] != FORMAT:
+            origin = f"of format {manifest['format']}, where this program reads {FORMAT}: delete it"
+    except PermissionError as error:
+        origin = f"cannot be read ({error.strerror}): fix its permissions"
     except (OSError, ValueError, KeyError, TypeError):
-        rows, origin, version = ["?"] * 3, "damaged: delete it and prepare it again", None
+        rows, origin = ["?"] * len(SPLITS), "damaged: delete it and prepare it again"
     if version not in (None, lra.tasks.load(name).VERSION):
         origin = f"of version {version}, which is no longer read: delete it"
-    return LINE.format(name, folder.name, *rows, f"{size / 2**20:.1f}") + f"\n{'':<{TASK_WIDTH}}{origin}"
+    return LINE.format(name, folder.name, *rows, size) + f"\n{'':<{TASK_WIDTH}}{origin}"
 
 
 def _unprepared(name: str, overrides: list[str]) -> str:

@@ -296,9 +296,18 @@ class _Broken(Exception):
         super().__init__(f"{path}: expected {expected}, found {found}")
 
 
+def _refused(path: Path, error: PermissionError) -> UserError:
+    """Nothing says that the file is damaged, so that it need not be made again."""
+    return UserError(f"{path}: cannot be read ({error.strerror}); fix the permissions of the file and its folders")
+
+
 def _read_manifest(path: Path, identity: Identity, layout: Layout) -> dict[str, Any]:
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for without end
+            raise _Broken(path, "a manifest", "no file")
         manifest = json.loads(path.read_text())
+    except PermissionError as error:
+        raise _refused(path, error) from None
     except OSError as error:
         raise _Broken(path, "a manifest", error.strerror) from None
     except (ValueError, RecursionError) as error:
@@ -349,6 +358,8 @@ def _check_bytes(path: Path, size: int, sha256: str) -> None:
             raise _Broken(path, f"{size} bytes", found)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except PermissionError as error:
+        raise _refused(path, error) from None
     except OSError as error:
         raise _Broken(path, f"a file of {size} bytes", error.strerror) from None
     if digest != sha256:

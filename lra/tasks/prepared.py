@@ -207,7 +207,7 @@ class PreparedTask(ABC):
         """Recount, rehash and prove every label; one line per proven fact, ``UserError`` otherwise."""
         config = cls.resolved(config, data_dir)
         folder, identity = cls.folder(config, data_dir), cls.identity(config, data_dir)
-        manifest, splits = arrays.read(folder, identity, cls.layout(config))
+        manifest, splits = cls._open(config, data_dir)
         facts = [f"{folder}: all files have the size and sha256 of the manifest"]
         seen: Counter[bytes] = Counter()
         try:
@@ -223,22 +223,37 @@ class PreparedTask(ABC):
                 raise Disproved("no row twice", f"{repeated} repeated rows")
         except Disproved as error:
             raise UserError(f"{folder}: {error}; delete or move it, then run `{identity.command}`") from None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise cls._lacking_details(config, data_dir, error) from error
         return [*facts, f"all splits: {repeated} rows repeat another"]
 
     @classmethod
     def load(cls, config: TaskConfig, data_dir: Path) -> tuple[TaskInfo, dict[str, Split]]:
         """Open the prepared arrays; ``UserError`` if they are missing, altered or of another version."""
         config = cls.resolved(config, data_dir)
-        layout = cls.layout(config)
-        manifest, splits = arrays.read(cls.folder(config, data_dir), cls.identity(config, data_dir), layout)
+        manifest, splits = cls._open(config, data_dir)
         try:
             return cls._info(config, manifest["details"], splits), splits
-        except (KeyError, TypeError) as error:
-            folder, command = cls.folder(config, data_dir), cls.identity(config, data_dir).command
-            raise UserError(
-                f"{folder / arrays.MANIFEST}: its details lack what the task needs ({error}); delete or move {folder}, "
-                f"then run `{command}`"
-            ) from None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise cls._lacking_details(config, data_dir, error) from error
+
+    @classmethod
+    def _open(cls, config: TaskConfig, data_dir: Path) -> tuple[dict[str, Any], dict[str, Split]]:
+        """Manifest and splits, with the details that every task has; ``UserError`` if they are not right."""
+        folder, identity = cls.folder(config, data_dir), cls.identity(config, data_dir)
+        manifest, splits = arrays.read(folder, identity, cls.layout(config))
+        for key, kind in (("source", str), ("exact", str), ("source_files", dict)):
+            if not isinstance(manifest["details"].get(key), kind):
+                raise cls._lacking_details(config, data_dir, KeyError(key))
+        return manifest, splits
+
+    @classmethod
+    def _lacking_details(cls, config: TaskConfig, data_dir: Path, error: Exception) -> UserError:
+        folder, command = cls.folder(config, data_dir), cls.identity(config, data_dir).command
+        return UserError(
+            f"{folder / arrays.MANIFEST}: its details lack what the task needs ({error}); delete or move {folder}, "
+            f"then run `{command}`"
+        )
 
     @classmethod
     def _info(cls, config: TaskConfig, details: dict[str, Any], splits: dict[str, Split]) -> TaskInfo:
@@ -278,8 +293,7 @@ class PreparedTask(ABC):
     def _check_copy(cls, config: TaskConfig, data_dir: Path) -> None:
         """Raise ``UserError`` if the copy is not valid or not of the source files of today."""
         folder, identity = cls.folder(config, data_dir), cls.identity(config, data_dir)
-        manifest, _ = arrays.read(folder, identity, cls.layout(config))
-        recorded = manifest["details"].get("source_files", {})
+        recorded = cls._open(config, data_dir)[0]["details"]["source_files"]
         try:
             paths = cls.source_files(config, data_dir)
         except UserError:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lra import prepare
+from lra.errors import UserError
 from lra.tasks.text import Text
 from tests.conftest import TINY
 from tests.lra.reviews import some, write_hub
@@ -83,6 +84,37 @@ def test_tells_what_is_damaged_and_what_is_of_another_version(tmp_path, listing,
     assert "of version 1, which is no longer read" in lines[-1]
 
 
+def test_lists_a_newer_format_and_a_folder_without_manifest_as_what_they_are(tmp_path, listing):
+    fill(tmp_path)
+    path = next((tmp_path / "listops").glob("[!.]*/manifest.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    assert listing("listops")[-1].strip() == "of format 99, where this program reads 2: delete it"
+    path.unlink()
+    assert listing("listops")[-1].strip() == "damaged: delete it and prepare it again"
+    os.mkfifo(path)
+    assert listing("listops")[-1].strip() == "damaged: delete it and prepare it again"
+    with pytest.raises(UserError, match="manifest.json: expected a manifest, found no file; delete or move"):
+        prepare.main(["verify", "listops", f"data_dir={tmp_path}", *TINY])
+
+
+@pytest.mark.parametrize(
+    "details",
+    [{"source": None}, {"exact": []}, {"source_files": [1]}, {"truncated_rows": [1]}],
+    ids=lambda details: next(iter(details)),
+)
+def test_damaged_details_of_a_manifest_are_one_error(tmp_path, details):
+    words = ["listops", f"data_dir={tmp_path}", *TINY]
+    assert prepare.main(["prepare", *words]) == 0
+    path = next((tmp_path / "listops").glob("[!.]*/manifest.json"))
+    manifest = json.loads(path.read_text())
+    manifest["details"].update(details)
+    path.write_text(json.dumps(manifest))
+    # only the proof asks for the number of truncated rows
+    for action in ("verify",) if "truncated_rows" in details else ("verify", "prepare"):
+        with pytest.raises(UserError, match="manifest.json: its details lack what the task needs .*; delete or move"):
+            prepare.main([action, *words])
+
+
 def test_an_interrupted_prepare_says_so_in_one_line(tmp_path):
     command = [sys.executable, "-m", "lra.cli", "data", "prepare", "listops", f"data_dir={tmp_path}"]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stderr=subprocess.PIPE, text=True)
@@ -93,4 +125,4 @@ def test_an_interrupted_prepare_says_so_in_one_line(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.splitlines() == ["interrupted: nothing was left half-written; the same command starts again"]
-    assert not list(tmp_path.glob("listops/*length*[!k]"))
+    assert not list(tmp_path.glob("listops/*length*"))
