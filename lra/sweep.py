@@ -28,9 +28,10 @@ from lra import results
 from lra.config import RunConfig, compose_run
 from lra.cost import describe_cost
 from lra.errors import UserError
+from lra.outcome import new_row
 from lra.run_dir import fresh_dir, only_process
 from lra.stop import Stop
-from lra.train import log_to_terminal, new_row
+from lra.train import log_to_terminal
 
 LINE_EVERY_SECONDS = 20
 """Where stderr is no terminal, one line of progress in this interval replaces the bar."""

@@ -1,10 +1,8 @@
 """One run, from a configuration to a result row: ``lra train`` and ``python -m lra.train``."""
 
-import errno
 import logging
 import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import hydra
@@ -15,7 +13,6 @@ from omegaconf import DictConfig
 import lra.tasks
 from attention import kernels
 from attention import load as load_mixer
-from lra import results
 from lra.budget import Budget
 from lra.checkpoint import Checkpoints
 from lra.config import (
@@ -32,15 +29,14 @@ from lra.config import (
 from lra.data.arrays import Split
 from lra.determinism import deterministic
 from lra.distributed import Ranks, join, ranks
-from lra.environment import device_name, environment, git_state
 from lra.errors import UserError, describe_os
-from lra.evaluation import Score, save_predictions
+from lra.evaluation import save_predictions
 from lra.flops import utilisation
-from lra.memory_limit import OutOfMemory, is_out_of_memory, memory_limit
-from lra.meter import Meter, allocator, tune_allocator
+from lra.memory_limit import memory_limit
+from lra.meter import Meter, tune_allocator
+from lra.outcome import finish, judge, new_row, outcome, report_failure, summary
 from lra.results import ResultRow
 from lra.run_dir import CHECKPOINTS, log_file, only_process, open_dir
-from lra.stats import is_stuck, wilson
 from lra.stop import Stop
 from lra.tasks.base import TaskInfo
 from lra.tracking import NoTracker, Tracker
@@ -77,8 +73,8 @@ def run(config: RunConfig) -> ResultRow:
                 _tracked(this)
             except BaseException as error:
                 if row.finished is None:  # stopped before the training began
-                    _finish(row, config.run_dir, error)
-                _report_failure(row, error, config.run_dir)
+                    finish(row, config.run_dir, error)
+                report_failure(row, error, config.run_dir)
             else:
                 log.info("%s", outcome(row))
                 for warning in row.warnings:
@@ -92,18 +88,10 @@ def _tracked(run: "_Run") -> None:
         try:
             run.train_and_test(tracker)
         except BaseException as error:
-            _finish(run.row, run.config.run_dir, error)
+            finish(run.row, run.config.run_dir, error)
             raise
-        _finish(run.row, run.config.run_dir)
-        tracker.summary(_summary(run.row))
-
-
-def _finish(row: ResultRow, run_dir: Path, error: BaseException | None = None) -> None:
-    if error is not None:
-        _close_row(row, error)
-    row.resumable = row.resumable and any((run_dir / CHECKPOINTS).glob("step-*.pt"))
-    row.finished = _now()
-    results.save(row, run_dir)
+        finish(run.row, run.config.run_dir)
+        tracker.summary(summary(run.row))
 
 
 def _check_ranks(config: RunConfig) -> None:
@@ -115,30 +103,6 @@ def _check_ranks(config: RunConfig) -> None:
         )
     if world > 1 and trainer.on_oom == "halve":
         raise UserError("trainer.on_oom=halve works in one process only: the other ranks would wait for ever")
-
-
-def _report_failure(row: ResultRow, error: BaseException, run_dir: Path) -> None:
-    if isinstance(error, KeyboardInterrupt):
-        if row.resumable:
-            log.warning("interrupted; the same command, or `lra resume %s`, goes on from the last checkpoint", run_dir)
-        else:
-            log.warning("interrupted before the first checkpoint; the same command starts again")
-    elif isinstance(error, Exception):
-        log.debug("traceback", exc_info=error)
-        log.error("%s: %s (traceback in %s)", row.status, row.error, run_dir / "train.log")
-    else:
-        raise error
-
-
-def outcome(row: ResultRow) -> str:
-    """One line for people."""
-    low, high = (100 * x for x in row.test_interval)
-    speed = "no step timed" if row.step_ms is None else f"{row.step_ms:.0f} ms/step"
-    text = (
-        f"{row.attention} on {row.task}@{row.length}: test accuracy {100 * row.test_accuracy:.1f} % "
-        f"[{low:.1f}, {high:.1f}], majority {100 * row.majority_baseline:.1f} %, {speed}"
-    )
-    return text if row.status == "ok" else f"{text}: {row.status.upper()}, not above the majority class"
 
 
 class _Run:
@@ -207,7 +171,7 @@ class _Run:
         meter.close()
         if self.ranks.first:
             save_predictions(predictions, config.run_dir / PREDICTIONS)
-        _judge(row, predictions.score(self.info.num_classes))
+        judge(row, predictions.score(self.info.num_classes))
 
     def _build(self, tracker: NoTracker) -> tuple[Trainer, Meter]:
         config = self.config
@@ -243,82 +207,6 @@ class _Run:
     def _measured(self, meter: Meter) -> None:
         for key, value in meter.report().items():
             setattr(self.row, key, value)
-
-
-def _judge(row: ResultRow, test: Score) -> None:
-    row.test_accuracy, row.test_labels, row.test_loss = test.accuracy, test.labels, test.loss
-    row.test_per_class, row.test_calibration_error = test.per_class, test.calibration_error
-    row.test_interval = list(wilson(test.correct, test.labels))
-    row.error, row.resumable = None, False
-    row.status = "stuck" if is_stuck(test.correct, test.labels, row.majority_baseline) else "ok"
-
-
-def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
-    """The row of a run that has not ended; without ``info`` it says nothing of the data."""
-    return ResultRow(
-        run_id=config.run_id,
-        status="interrupted",
-        error="the run has not ended",
-        resumable=True,
-        task=config.task.name,
-        task_version=info and info.version,
-        attention=config.attention.name,
-        seed=config.seed,
-        length=config.task.length,
-        regime=config.regime,
-        config_hash=config.fingerprint(),
-        protocol_hash=config.protocol_fingerprint(),
-        attention_hash=config.mixer_fingerprint(),
-        protocol=", ".join([config.trainer.name, *config.trainer.budget()]),
-        batch_size=config.trainer.batch_size,
-        fidelity=config.task.fidelity,
-        data_source=info and info.source,
-        rows=dict(info.splits) if info else {},
-        lengths=info.lengths if info else {},
-        warnings=list(info.warnings) if info else [],
-        majority_baseline=info and info.majority_baseline,
-        dtype=config.trainer.precision,
-        device=config.device,
-        device_name=device_name(config.device),
-        environment={**environment(), "allocator": allocator()},
-        git=git_state(),
-        started=_now(),
-    )
-
-
-def _close_row(row: ResultRow, error: BaseException) -> None:
-    text = str(error).strip()
-    first_line = text.splitlines()[0] if text else ""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-    row.resumable = isinstance(error, KeyboardInterrupt) or full
-    if isinstance(error, KeyboardInterrupt):
-        row.status, row.error = "interrupted", "stopped by the user or by SIGTERM"
-    elif is_out_of_memory(error):
-        row.status, row.error = "oom", first_line
-        if isinstance(error, OutOfMemory):
-            row.oom_rows, row.oom_length = error.rows, error.length
-    elif full:
-        row.status, row.error = "failed", f"cannot write ({error.strerror}); free space, or give another runs_dir=..."
-    else:
-        row.status, row.error = "failed", f"{type(error).__name__}: {first_line}"
-
-
-def _summary(row: ResultRow) -> dict[str, object]:
-    return {
-        "status": row.status,
-        "val/accuracy": row.validation_accuracy,
-        "test/accuracy": row.test_accuracy,
-        "perf/train_seconds": row.train_seconds,
-        "perf/step_ms": row.step_ms,
-        "perf/tokens_per_second": row.tokens_per_second,
-        "perf/peak_mem_gib": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**30,
-        "kernel": row.kernel,
-        "parameters": row.parameters,
-    }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class _Terminal(logging.Handler):

@@ -5,8 +5,9 @@ import pytest
 from lra.budget import Budget, Spent
 from lra.config import compose_run
 from lra.errors import UserError
+from lra.outcome import outcome
 from lra.protocol import TrainerConfig
-from lra.train import outcome, run
+from lra.train import run
 
 
 def test_epochs_become_steps_rounded_up():

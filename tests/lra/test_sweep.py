@@ -106,7 +106,7 @@ def test_a_row_of_an_older_run_does_not_pass_for_this_one(tiny, tmp_path):
     config = compose_run(tiny)
     cell = sweep.Cell(tiny, config)
     config.run_dir.mkdir(parents=True)
-    from lra.train import new_row
+    from lra.outcome import new_row
 
     old = new_row(config)
     old.status = "ok"
