@@ -150,8 +150,8 @@ def _titles(axes: Axes, column: Column, cells: list[Cell]) -> None:
     majority = next((100 * cell.majority for cell in cells if cell.majority is not None), None)
     if majority is not None:
         axes.axhline(majority, color="#888888", linestyle="--", linewidth=1, zorder=1)
-        at = axes.get_yaxis_transform()
-        axes.text(0.995, majority, "majority class ", transform=at, fontsize=7.5, color=PALE, ha="right", va="top")
+        below = dict(xytext=(-2, -3), textcoords="offset points", ha="right", va="top")
+        axes.annotate("majority class", (1, majority), axes.get_yaxis_transform(), fontsize=7.5, color=PALE, **below)
 
 
 def _error_bar(cell: Cell) -> tuple[float, float]:
