@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lra.errors import UserError
 from lra.stats import wilson
 from lra.tasks import pathfinder_release
 from lra.tasks.pathfinder_generator import Samples, generate, parameters
@@ -184,6 +185,13 @@ def connected(networks: Networks, images: np.ndarray) -> np.ndarray:
     return arrived
 
 
+def read(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, S, S) and labels (N,) of a folder ``pathfinder32``."""
+    records = pathfinder_release.records(pathfinder_release.difficulty_folder(folder, DIFFICULTY))
+    records = [record for record in records if not record.known_bad]
+    return pathfinder_release.images(records, SIDE), np.array([record.label for record in records])
+
+
 def report(name: str, right: np.ndarray) -> str:
     """One line of the table; ``right`` (N,) is bool."""
     low, high = wilson(int(right.sum()), len(right))
@@ -196,11 +204,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="a folder pathfinder32 with published images")
     parser.add_argument("--steps", type=int, default=3000, help=f"batches of {BATCH} images to train on")
     options = parser.parse_args()
-    published = None
-    if options.folder is not None:
-        records = pathfinder_release.records(pathfinder_release.difficulty_folder(options.folder, DIFFICULTY))
-        records = [record for record in records if not record.known_bad]
-        published = pathfinder_release.images(records, SIDE), np.array([record.label for record in records])
+    if options.steps < 1:
+        parser.error(f"--steps {options.steps}: expected a whole number above 0")
+    try:
+        published = None if options.folder is None else read(options.folder)
+    except UserError as error:
+        parser.error(str(error))
     torch.manual_seed(TRAIN_SEED)
     networks = Networks()
     train(networks, options.steps)

@@ -47,7 +47,7 @@ def difficulty_folder(folder: Path, difficulty: str) -> Path:
         if (found / "metadata").is_dir() and (found / "imgs").is_dir():
             return found
     raise UserError(
-        f"task.source={folder}: expected {name}/imgs and {name}/metadata in it, found neither; name the folder "
+        f"{folder}: expected {name}/imgs and {name}/metadata in it, found neither; name the folder "
         f"pathfinder32, ..., or pathfinder256 of LRA's release"
     )
 

@@ -1,6 +1,7 @@
 """The contour walker of ``lra.pathfinder_transfer``: its lessons are right, and a perfect walker answers perfectly."""
 
 import numpy as np
+import pytest
 import torch
 
 from lra import pathfinder_transfer as transfer
@@ -85,3 +86,18 @@ def test_it_learns():
     with torch.no_grad():
         after = torch.nn.functional.cross_entropy(networks.step(lesson.patches), lesson.next_end)
     assert after < before - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "0"], "--steps 0: expected a whole number above 0"),
+        (["nowhere"], "nowhere: expected curv_contour_length_14/imgs and"),
+    ],
+)
+def test_bad_arguments_end_in_one_line_before_the_training(monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr("sys.argv", ["scripts/pathfinder_transfer", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        transfer.main()
+    assert stopped.value.code == 2
+    assert f"error: {message}" in capsys.readouterr().err
