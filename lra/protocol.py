@@ -11,6 +11,8 @@ MOST = 10**9
 MOST_TOKENS = 10**15
 LEAST_EPS = 1e-30
 """Less is 0 beside the squares that fp32 holds."""
+MOST_RATE = 3e38
+"""More is infinite in fp32."""
 
 
 @dataclass
@@ -89,8 +91,8 @@ class TrainerConfig:
                 raise ValueError(f"trainer.{key}={getattr(self, key)} is out of range; give 0 ... {most}")
         rates = [("lr", self.lr), ("eps", self.eps), *(("lr_tried", rate) for rate in self.lr_tried)]
         for key, value in rates:
-            if not 0 < value <= MOST:
-                raise ValueError(f"trainer.{key}={value} must be positive, and at most {MOST}; give another")
+            if not 0 < value <= MOST_RATE:
+                raise ValueError(f"trainer.{key}={value} must be positive, and at most {MOST_RATE:g}; give another")
         if self.eps < LEAST_EPS:
             raise ValueError(f"trainer.eps={self.eps} is 0 in fp32; give {LEAST_EPS} or more")
         if len(given := [key for key in BUDGETS if getattr(self, key)]) > 1:
