@@ -79,8 +79,9 @@ def targets(document: dict) -> list[dict]:
 
 
 def _stated(document: dict) -> Iterator[dict]:
+    measured_ops = {result["op"] for result in document["results"]}
     for target in TARGETS:
-        if target.dtype != document["dtype"]:
+        if target.dtype != document["dtype"] or target.op not in measured_ops:
             continue
         label = {"op": target.op, "target": target.text.format(f"{target.bound:g}")}
         results = [r for r in document["results"] if r["op"] == target.op]

@@ -38,6 +38,7 @@ NO_MARKER = 2
 """Pixels around the first marker where the second is not looked for."""
 TRAIN_SEED, TEST_SEED = 1, 2
 BATCH = 32
+LINE_STEPS = 200
 
 
 class Networks(nn.Module):
@@ -133,6 +134,7 @@ def train(networks: Networks, steps: int) -> None:
         optimizer, lambda step: min((step + 1) / warmup, 1.5 * (1 - step / steps), 1)
     )
     right, start = 0.0, time.perf_counter()
+    print(f"training on {steps * BATCH:,} images; a line every {LINE_STEPS} batches", flush=True)
     for step, lesson in enumerate(lessons(steps), 1):
         logits = networks.step(lesson.patches)
         # two pixels of a thousand are a marker's middle
@@ -145,8 +147,8 @@ def train(networks: Networks, steps: int) -> None:
         nn.utils.clip_grad_norm_(networks.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        right += (logits.argmax(1) == lesson.next_end).float().mean().item() / 200
-        if step % 200 == 0:
+        right += (logits.argmax(1) == lesson.next_end).float().mean().item() / LINE_STEPS
+        if step % LINE_STEPS == 0:
             seconds = time.perf_counter() - start
             print(f"{seconds:5.0f} s, {step * BATCH:,} images: {right:.1%} of the paddles found", flush=True)
             right = 0.0
@@ -201,8 +203,10 @@ def report(name: str, right: np.ndarray) -> str:
 def main() -> None:
     """Train, then print a Markdown table."""
     parser = argparse.ArgumentParser(prog="scripts/pathfinder_transfer", description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?", help="a folder pathfinder32 with published images")
-    parser.add_argument("--steps", type=int, default=3000, help=f"batches of {BATCH} images to train on")
+    folder_help = "a folder pathfinder32 with published images; without it only ours are scored"
+    parser.add_argument("folder", type=Path, nargs="?", help=folder_help)
+    steps_help = f"batches of {BATCH} images to train on; the default of 3000 takes a quarter of an hour"
+    parser.add_argument("--steps", type=int, default=3000, help=steps_help)
     options = parser.parse_args()
     if options.steps < 1:
         parser.error(f"--steps {options.steps}: expected a whole number above 0")

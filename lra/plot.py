@@ -150,8 +150,8 @@ def _titles(axes: Axes, column: Column, cells: list[Cell]) -> None:
     majority = next((100 * cell.majority for cell in cells if cell.majority is not None), None)
     if majority is not None:
         axes.axhline(majority, color="#888888", linestyle="--", linewidth=1, zorder=1)
-        below = dict(xytext=(-2, -3), textcoords="offset points", ha="right", va="top")
-        axes.annotate("majority class", (1, majority), axes.get_yaxis_transform(), fontsize=7.5, color=PALE, **below)
+        place = dict(xycoords=axes.get_yaxis_transform(), xytext=(-2, -3), textcoords="offset points")
+        axes.annotate("majority class", (1, majority), **place, ha="right", va="top", fontsize=7.5, color=PALE)
 
 
 def _error_bar(cell: Cell) -> tuple[float, float]:
