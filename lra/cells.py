@@ -80,6 +80,8 @@ class Cell:
     parameters: int | None = None
     steps: list[int] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)
+    row_counts: list[str] = field(default_factory=list)
+    """Rows to train on / to validate / to test, as "96,000 / 2,000 / 2,000"."""
     memory_kinds: list[str] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)

@@ -110,9 +110,9 @@ def _settings(section: Section) -> Table:
         steps = _join(count for cell in cells for count in cell.steps)
         batch = _join(size for cell in cells for size in cell.batch_sizes)
         words = [column.label, column.regime, column.protocol_hash, column.task_version]
-        rows.append([*words, steps, batch])
-    header = ["column", "regime", "protocol hash", "task version", "steps", "batch"]
-    return Table("Protocol of each column", header, rows, frozenset({0, 1, 2, 3}))
+        rows.append([*words, steps, batch, _join(counts for cell in cells for counts in cell.row_counts)])
+    header = ["column", "regime", "protocol hash", "task version", "steps", "batch", "rows: train / validation / test"]
+    return Table("Protocol of each column", header, rows, frozenset({0, 1, 2, 3, 6}))
 
 
 def _pivot(section: Section, read: Callable[[Cell], str]) -> list[list[str]]:
@@ -130,8 +130,10 @@ def _notes(section: Section) -> list[str]:
     seeds = "1 seed" if n < 2 else f"mean ± sample standard deviation over {n} seeds"
     notes = [f"Accuracy: test split at the checkpoint that validation chose; {seeds} unless the cell says n."]
     if len(section.columns) == 1:
-        _, _, digest, version, steps, batch = _settings(section).rows[0]
+        _, _, digest, version, steps, batch, counts = _settings(section).rows[0]
         facts = [f"protocol hash {digest}", f"task version {version}", f"{steps} steps of batch {batch}"]
+        if counts != MISSING:
+            facts.append(f"{counts} rows to train, validate and test")
         same = {name: {read(cell) for cell in cells} for name, read in RAN.items() if name != "kernel"}
         facts += [f"{name} {next(iter(found))}" for name, found in same.items() if len(found) == 1]
         notes.append(f"All rows: {'; '.join(facts)}.")

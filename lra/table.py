@@ -164,6 +164,10 @@ def _newest(rows: Iterable[ResultRow]) -> pd.DataFrame:
     return frame
 
 
+def _row_counts(counts: dict[str, int]) -> str:
+    return " / ".join(f"{counts[name]:,}" if name in counts else "?" for name in ("train", "validation", "test"))
+
+
 def _cell(backend: str, column: Column, runs: pd.DataFrame) -> Cell:
     """Summary of the runs of one cell. Figures come from the scored runs; failed ones are only counted.
 
@@ -187,6 +191,7 @@ def _cell(backend: str, column: Column, runs: pd.DataFrame) -> Cell:
     cell.parameters = int(parameters.max()) if len(parameters) else None
     cell.steps = [int(v) for v in sorted(scored["steps"].dropna().unique())]
     cell.batch_sizes = [int(v) for v in sorted(runs["batch_size"].dropna().unique())]
+    cell.row_counts = sorted({_row_counts(counts) for counts in runs["rows"] if counts})
     for name, source in (("memory_kinds", "memory_kind"), ("kernels", "kernel"), ("dtypes", "dtype"),
                          ("device_names", "device_name")):  # fmt: skip
         setattr(cell, name, sorted({str(v) for v in (scored if cell.scored else runs)[source].dropna()}))

@@ -43,3 +43,12 @@ def test_what_a_run_warns_of_stands_below_the_table():
     text = table.render(aggregate(rows), "md")
     assert "! listops 2000: 97 % of the rows are short." in text
     assert "! listops 2000 flash: validation is the test split." in text
+
+
+def test_how_many_rows_were_used_stands_below_the_table():
+    few, all_of_it = ({"train": n, "validation": 2000, "test": 2000} for n in (200, 96_000))
+    text = table.render(aggregate([make_row(rows=few)]), "md").replace("\n  ", " ")
+    assert "200 / 2,000 / 2,000 rows to train, validate and test" in text
+    two = aggregate([make_row(rows=all_of_it), make_row(task="image", length=1024, rows=few)])
+    text = table.render(two, "md")
+    assert all(f"| {n} / 2,000 / 2,000 " in text for n in ("96,000", "200"))
