@@ -35,12 +35,8 @@ class Softmax(MultiHead):
             key_mask=key_mask,
             causal=self.config.causal,
             skip_masked_queries=True,  # nobody reads a mixer's output at padding
-            kernel=self.kernel(q),
+            kernel=self.config.kernel,
         )
-
-    def kernel(self, q: torch.Tensor) -> str:
-        """The kernel to ask for."""
-        return self.config.kernel
 
 
 class Flash(Softmax):
@@ -52,7 +48,3 @@ class Flash(Softmax):
 
         name: str = "flash"
         kernel: str = "auto"
-
-    def kernel(self, q: torch.Tensor) -> str:
-        """On a CPU ``auto`` would take the materialised form for short rows; who names flash means flash."""
-        return "flash" if self.config.kernel == "auto" and q.device.type == "cpu" else self.config.kernel

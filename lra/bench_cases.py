@@ -62,11 +62,8 @@ def _padded(setting: Setting) -> Workload:
     pieces = [[draw.leaf(x[row : row + 1, :, :length]) for x in (q, k, v)] for row, length in rows]
     seeds = [seed[row : row + 1, :, :length] for row, length in rows]
 
-    # the same kernel, whatever is faster for a short row
-    pinned = "flash" if setting.device.type == "cpu" else "auto"
-
     def unpadded() -> tuple[Tensor, ...]:
-        return tuple(kernels.softmax_attention(*piece, kernel=pinned) for piece in pieces)
+        return tuple(kernels.softmax_attention(*piece) for piece in pieces)
 
     def real_tokens(outputs: tuple[Tensor, ...]) -> Tensor:
         if len(outputs) == 1 and outputs[0].shape == q.shape:

@@ -119,7 +119,7 @@ def _measured(document: dict, result: dict, target: Target) -> tuple[Spread | No
 
 
 def best(result: dict) -> str | None:
-    """The kernel that ``auto`` takes by its order, whatever a threshold says: the first that ran."""
+    """The kernel that ``auto`` takes: the first that ran."""
     return next((case["name"] for case in result["cases"] if case["kind"] == "kernel" and case["samples"]), None)
 
 

@@ -15,6 +15,7 @@ import lra.tasks
 from attention import kernels
 from attention.kernels.dispatch import missing, ops
 from lra.config import compose_run
+from lra.data.arrays import MANIFEST
 from lra.environment import cpu_name
 from lra.errors import UserError
 from lra.regimes import POINTS
@@ -65,11 +66,11 @@ def _data() -> Iterator[Line]:
                 folder = task.folder(replace(config.task, length=length or config.task.length), Path(config.data_dir))
             except UserError:
                 continue  # a length that the task does not have
-            if (folder / "manifest.json").is_file():
+            if (folder / MANIFEST).is_file():
                 ready.append(regime)
                 folders.add(folder)
         found = [f"ready at {', '.join(ready)}"] if ready else []
-        others = len({path.parent for path in Path(config.data_dir, name).glob("[!.]*/manifest.json")} - folders)
+        others = len({path.parent for path in Path(config.data_dir, name).glob(f"[!.]*/{MANIFEST}")} - folders)
         found += [f"{others} with other options, see lra data list"] if others else []
         yield name, "; ".join(found) or f"nothing prepared: lra data prepare {name}"
 

@@ -19,8 +19,6 @@ class Kernel:
     """Why the kernel cannot run on this machine and what to install, or None when it can."""
     refuses: Callable[..., str | None] = lambda *args, **kwargs: None
     """Why the kernel cannot take these arguments and what to change, or None when it can."""
-    outpaced: Callable[..., bool] = lambda *args, **kwargs: False
-    """Whether a later kernel is faster for these arguments, by a measured threshold: ``auto`` then takes that one."""
 
 
 _OPS: dict[str, list[Kernel]] = {}
@@ -82,9 +80,7 @@ def call(op: str, kernel: str, device: torch.device, *args: object, **kwargs: ob
     if _stand_in is not None:
         return _stand_in(op, *args, **kwargs)
     candidates = _kernels(op)
-    if kernel == "auto":
-        candidates = sorted(candidates, key=lambda k: k.outpaced(*args, **kwargs))
-    else:
+    if kernel != "auto":
         candidates = [k for k in candidates if k.name == kernel]
         if not candidates:
             raise ValueError(

@@ -13,10 +13,6 @@ from attention.kernels.inputs import accumulation_dtype, check_qkv, zero_hidden
 from attention.kernels.softmax_varlen import grouped_flash, varlen, varlen_missing, varlen_refuses
 
 OP = "softmax_attention"
-FLASH_FROM = 192
-"""L from which flash is faster than the materialised form on a CPU, training rows without padding: measured with 4 rows
-of 4 heads, where the ratio is 0.80 at 160, 1.00 at 192 and 1.10 at 256. Padding it takes out, so there it is faster
-from the start."""
 
 
 def softmax_attention(
@@ -123,10 +119,6 @@ def _flash_refuses(q: torch.Tensor, *_: object, key_mask: torch.Tensor | None, *
     return None
 
 
-def _flash_outpaced(q: torch.Tensor, *_: object, key_mask: torch.Tensor | None, **__: object) -> bool:
-    return q.device.type == "cpu" and key_mask is None and q.shape[2] < FLASH_FROM
-
-
 def _efficient(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -190,7 +182,7 @@ def _pad_width(x: torch.Tensor, width: int) -> torch.Tensor:
 dispatch.register(
     OP,
     [
-        dispatch.Kernel("flash", _flash, refuses=_flash_refuses, outpaced=_flash_outpaced),
+        dispatch.Kernel("flash", _flash, refuses=_flash_refuses),
         dispatch.Kernel("varlen", varlen, devices=("cuda",), missing=varlen_missing, refuses=varlen_refuses),
         dispatch.Kernel("efficient", _efficient, devices=("cuda",)),
         dispatch.Kernel("reference", _reference),

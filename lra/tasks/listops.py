@@ -123,7 +123,8 @@ class ListOps(PreparedTask):
         depth = _depth(config)
         return {
             **parameters,
-            **{name: getattr(config, name) for name in ("seed", *ROWS, *GENERATED_ONLY[1:])},
+            # the order is that of the words in the names of folders
+            **{name: getattr(config, name) for name in ("seed", *ROWS, "max_depth", "max_args")},
             "max_depth": 0 if depth == default_depth(config.length) else depth,
         }
 

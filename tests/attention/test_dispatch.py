@@ -91,21 +91,3 @@ def test_the_real_ops():
         assert len(names) > 1
     on_gpu = kernels.available("softmax_attention", "cuda")
     assert [name for name in on_gpu if name != "varlen"] == ["flash", "efficient", "reference"]
-
-
-def test_auto_takes_a_faster_kernel_first_where_a_threshold_says_so(op):
-    dispatch.register(
-        "triple",
-        [
-            dispatch.Kernel("long", lambda x: 3 * x, outpaced=lambda x: x < 10),
-            dispatch.Kernel("short", lambda x: x + x + x, refuses=lambda x: "give x above 1" if x < 2 else None),
-        ],
-    )
-    used = []
-    for x in (10, 9, 1):
-        assert dispatch.call("triple", "auto", CPU, x) == 3 * x
-        used.append(dispatch.last_used("triple"))
-    # the outpaced one still runs where nothing else does, and where it is named
-    assert used == ["long", "short", "long"]
-    dispatch.call("triple", "long", CPU, 9)
-    assert dispatch.last_used("triple") == "long"

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-import attention
 from attention import kernels
 from attention.kernels import softmax_attention
 from tests import golden, reference
@@ -108,19 +107,3 @@ def test_wrong_inputs(change, message):
     q, k, v, mask = change(*cases.inputs(4))
     with pytest.raises(ValueError, match=message):
         softmax_attention(q, k, v, key_mask=mask)
-
-
-@pytest.mark.parametrize(
-    ("length", "padded", "kernel"), [(191, False, "reference"), (192, False, "flash"), (64, True, "flash")]
-)
-def test_auto_takes_the_materialised_form_for_short_rows_on_a_cpu(length, padded, kernel):
-    q, k, v = cases.inputs(length, batch=2, heads=1)
-    mask = torch.ones(2, length, dtype=torch.bool) if padded else None
-    softmax_attention(q, k, v, key_mask=mask)
-    assert kernels.last_used("softmax_attention") == kernel
-
-
-def test_the_flash_mixer_means_flash_at_any_length():
-    mixer = attention.build(attention.load("flash").Config(num_heads=2), 8)
-    mixer(torch.randn(2, 16, 8))
-    assert kernels.last_used("softmax_attention") == "flash"
