@@ -96,6 +96,7 @@ class MemoryGauge:
             log.warning("peak memory is null: only the first run of a process has one; `lra sweep` gives each its own")
         elif _status_bytes("VmHWM") is not None and self._reset_linux():
             self.kind = "process resident set"
+            trim_malloc()  # untuned malloc too keeps what was freed below a block in use: enough to hide a small model
             self._base = _status_bytes("VmRSS") or 0
 
     @staticmethod
