@@ -16,12 +16,12 @@ from lra.bench_workload import DTYPES, Setting
 from lra.environment import device_name, environment, git_state
 from lra.errors import UserError
 from lra.meter import tune_allocator
+from lra.peak import matmul_rates
 from lra.results import write_atomic
 
 SCHEMA_VERSION = 1
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 """Well above the caches."""
-MATMUL_WIDTH = {"cpu": 2048, "cuda": 8192}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> dict:
     allocator = tune_allocator()
     device, dtype = torch.device(options.device), DTYPES[options.dtype]
     copy = bench_measure.Copy(device, COPY_BYTES[device.type])
-    peaks = bench_measure.matmul_flops(device, dtype, width=MATMUL_WIDTH[device.type])
+    peaks = matmul_rates(device, dtype)
     results = []
     for length in options.lengths:
         for op in options.ops:

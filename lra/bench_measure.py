@@ -58,13 +58,6 @@ class Copy:
         return 2 * self._source.numel() * self._source.itemsize / seconds
 
 
-def matmul_flops(device: torch.device, dtype: torch.dtype, *, width: int, repeats: int = 5) -> list[float]:
-    """FLOP/s of a square matrix product, each repeat one number; a warm-up call is dropped."""
-    a, b = (torch.rand(width, width, device=device).to(dtype) for _ in range(2))
-    seconds = [timed(device, lambda: a @ b) for _ in range(repeats + 1)]
-    return [2 * width**3 / s for s in seconds[1:]]
-
-
 def measure(op: str, setting: Setting, rounds: int, copy: Copy) -> dict:
     """All cases of ``op`` in ``rounds`` interleaved rounds; every sample, and the bandwidth in each round."""
     workload = bench_cases.BUILDERS[op](setting)

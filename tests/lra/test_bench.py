@@ -280,7 +280,7 @@ def test_the_timer_times_one_call():
 
 def test_a_tiny_run_of_all_ops(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "COPY_BYTES", {"cpu": 1 << 20})
-    monkeypatch.setattr(bench, "MATMUL_WIDTH", {"cpu": 64})
+    monkeypatch.setattr("lra.peak.WIDTH", {"cpu": 64})
     monkeypatch.setattr(bench, "tune_allocator", lambda: "default")  # other tests measure the resident set
     prefix = tmp_path / "results" / "ops"
     sizes = ["--batch", "2", "--heads", "2", "--head-width", "8"]
