@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 import lra.tasks
 from attention import kernels
 from attention import load as load_mixer
+from attention.kernels.inputs import EMULATES_HALF
 from lra.budget import Budget
 from lra.checkpoint import Checkpoints
 from lra.config import (
@@ -44,6 +45,10 @@ from lra.trainer import Trainer, parameter_count
 from models import build_model
 
 EXIT_CODES = {"ok": 0, "stuck": 0, "failed": 1, "oom": 1, "interrupted": 130}
+EMULATED = (
+    "this CPU has no bf16 arithmetic: torch emulates its products in about a hundred times the time of fp32; "
+    "trainer.precision=fp32 is faster and more exact"
+)
 PREDICTIONS = "predictions.npz"
 
 log = logging.getLogger("lra")
@@ -58,6 +63,8 @@ def run(config: RunConfig) -> ResultRow:
     _check_ranks(config)
     Budget(config.trainer, info.splits["train"])  # what does not fit these rows is refused here too
     row = new_row(config, info)
+    if config.trainer.precision == "bf16" and config.device == "cpu" and EMULATES_HALF:
+        row.warnings.append(EMULATED)
     mine = join(config.device)
     with Stop().listening() as stop:
         if not mine.first:
@@ -66,6 +73,8 @@ def run(config: RunConfig) -> ResultRow:
             return row
         with only_process(config), log_file(open_dir(config)):
             log.info("%s", config.run_dir)
+            if EMULATED in row.warnings:  # before hours are spent, not only after them
+                log.warning(EMULATED)
             mine.wait()
             # a checkpoint that cannot be used is refused here, before anything is written
             this = _Run(config, info, splits, row, mine, stop)

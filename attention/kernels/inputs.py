@@ -5,6 +5,9 @@ Shapes: B batch, H heads, L sequence length, E head width, q and k ``(B, H, L, E
 
 import torch
 
+EMULATES_HALF = torch.backends.cpu.get_cpu_capability() == "AVX2"
+"""Whether this CPU lacks arithmetic in bf16 and fp16: torch then emulates it, at about 1 % of the fp32 speed."""
+
 
 def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None, op: str) -> None:
     """Raise ``ValueError`` unless q, k, v ``(B, H, L, E)`` and the bool key mask ``(B, L)`` fit together."""

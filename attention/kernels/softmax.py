@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention.kernels import dispatch
-from attention.kernels.inputs import accumulation_dtype, check_qkv, zero_hidden
+from attention.kernels.inputs import EMULATES_HALF, accumulation_dtype, check_qkv, zero_hidden
 from attention.kernels.softmax_varlen import grouped_flash, varlen, varlen_missing, varlen_refuses
 
 OP = "softmax_attention"
@@ -85,7 +85,14 @@ def _flash(
     causal: bool,
     skip_masked_queries: bool,
 ) -> torch.Tensor:
-    """SDPA pinned to FlashAttention: O(L) memory. Padding is taken out first where that saves time."""
+    """SDPA pinned to FlashAttention: O(L) memory. Padding is taken out first where that saves time.
+
+    A CPU without arithmetic in bf16 and fp16 computes in fp32, 3 to 6 times as fast as torch emulates them.
+    """
+    if EMULATES_HALF and q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16):
+        options = {"key_mask": key_mask, "causal": causal, "skip_masked_queries": skip_masked_queries}
+        with torch.autocast("cpu", enabled=False):
+            return _flash(q.float(), k.float(), v.float(), **options).to(v.dtype)
     if key_mask is None or key_mask.all():
         return _pinned(SDPBackend.FLASH_ATTENTION, q, k, v, None, causal)
     if q.shape[-1] == v.shape[-1]:

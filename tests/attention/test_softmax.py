@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from attention import kernels
-from attention.kernels import softmax_attention
+from attention.kernels import softmax, softmax_attention
 from tests import golden, reference
 from tests.attention import cases
 
@@ -31,6 +31,26 @@ def test_golden(kernel, name, mode, dtype):
         out.backward(want["gy"].to(dtype))
         for x, tensor in zip("qkv", (q, k, v), strict=True):
             assert golden.error(tensor.grad, want[f"g_{x}_{mode}"]) < BACKWARD[dtype]
+
+
+@pytest.mark.parametrize("mode", cases.MODES)
+def test_flash_in_bf16_is_right_with_and_without_arithmetic_for_it(monkeypatch, mode):
+    monkeypatch.setattr(softmax, "EMULATES_HALF", not softmax.EMULATES_HALF)
+    test_golden("flash", "softmax_b_holes", mode, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", cases.MODES)
+def test_where_half_precision_is_emulated_flash_computes_in_fp32(monkeypatch, mode, dtype):
+    monkeypatch.setattr(softmax, "EMULATES_HALF", True)
+    q, k, v = cases.inputs(65, dtype=dtype)
+    options = {"key_mask": cases.mask_with_holes(65) if "mask" in mode else None, "causal": "causal" in mode}
+    with torch.autocast("cpu", torch.bfloat16):
+        out = softmax_attention(q, k, v, kernel="flash", **options)
+    exact = softmax_attention(q.float(), k.float(), v.float(), kernel="flash", **options)
+    assert torch.equal(out, exact.to(dtype))
+    gradients = cases.gradients(out, (q, k, v)), cases.gradients(exact.to(dtype), (q, k, v))
+    assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["bidir", "causal"])

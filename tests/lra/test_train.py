@@ -135,6 +135,14 @@ def test_a_diverging_run_fails_with_the_step_and_the_way_out(tiny):
     assert "Traceback" in (config.run_dir / "train.log").read_text()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_emulated_bf16_is_a_warning_in_the_result(tiny, monkeypatch, caplog, precision):
+    monkeypatch.setattr("lra.train.EMULATES_HALF", True)
+    row = run(compose_run([*tiny, "device=cpu", "trainer.steps=6", f"trainer.precision={precision}"]))
+    said = [text for text in (*row.warnings, *caplog.messages) if "no bf16 arithmetic" in text]
+    assert len(said) == (3 if precision == "bf16" else 0)  # in the row, when it starts and when it ends
+
+
 def test_running_out_of_memory_is_a_result(tiny, monkeypatch):
     def explode(*args: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 8 GiB")
