@@ -29,7 +29,7 @@ from lra.paths import absolute
 from lra.protocol import TrainerConfig
 from lra.regimes import regime_of
 from lra.tasks.base import TaskConfig
-from models.encoder import Encoder, EncoderConfig, matched_ffn_width
+from models.encoder import Encoder, EncoderConfig, matched_ffn_width, not_kept
 
 ROOT = Path(__file__).resolve().parent.parent
 HYDRA_VERSION_BASE = "1.3"
@@ -88,8 +88,8 @@ class RunConfig:
                     f"attention.kernel={self.attention.kernel} is unknown for attention={self.attention.name} on "
                     f"{self.device}; choose {' | '.join(kernels)}"
                 )
-            # building one block, without its weights, runs every check that the encoder and the mixer make themselves
-            with torch.device("meta"):
+            # building one block runs every check that the encoder and the mixer make themselves
+            with not_kept(self.model):
                 Encoder(replace(self.model, num_layers=1), self.attention, vocab_size=2, length=1)
             task = lra.tasks.load(self.task.name)
         except ValueError as error:

@@ -6,6 +6,7 @@ Everything but the mixer is the same for every backend. The encoder never asks w
 """
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from models.heads import INTERACTIONS
 POOLINGS = ("mean", "cls", "last")
 POSITIONS = ("learned", "sinusoidal", "none")
 BLOCKS = ("uniform", "native")
+SMALL_MATRIX = 2**20
 WIDTHS = (("ffn_width", 2**18), ("match_ffn_width", 2**18))
 
 
@@ -82,6 +84,16 @@ class FeedForward(nn.Module):
         return self.contract(nn.functional.gelu(self.expand(x)))
 
 
+def not_kept(config: EncoderConfig) -> AbstractContextManager:
+    """Where a block of ``config`` is built to be checked or counted, and thrown away; leaves the generator as it was.
+
+    On the meta device weights take no memory, whatever the width. But drawing them there imports torch's compiler,
+    three seconds that every command would spend, so small ones are drawn on the CPU.
+    """
+    small = config.width * max(config.width, config.ffn_width) <= SMALL_MATRIX
+    return torch.random.fork_rng(devices=[]) if small else torch.device("meta")
+
+
 def matched_ffn_width(config: EncoderConfig, mixer_config: MixerConfig) -> int:
     """The FFN width with which a block has the parameters of one around ``config.match``, ``config.match_ffn_width``.
 
@@ -89,7 +101,7 @@ def matched_ffn_width(config: EncoderConfig, mixer_config: MixerConfig) -> int:
     """
 
     def parameters(mixer: MixerConfig) -> int:
-        with torch.device("meta"):  # shapes without weights
+        with not_kept(config):
             built = attention.build(mixer, config.width, layer=0, num_layers=config.num_layers)
         return sum(p.numel() for p in built.parameters())
 

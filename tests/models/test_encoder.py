@@ -1,12 +1,15 @@
 """The encoder: padding never matters, pooling uses true lengths, bad shapes are named."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 import attention
 from attention.base import MixerConfig
 from models import EncoderConfig, build_model
-from models.encoder import Encoder, sinusoids
+from models.encoder import Encoder, not_kept, sinusoids
 
 WIDTH, VOCABULARY, LENGTH = 16, 11, 24
 
@@ -133,3 +136,18 @@ def test_cls_needs_both_directions():
 def test_bad_values_name_their_key(key, value):
     with pytest.raises(ValueError, match=f"model.{key}="):
         encoder_config(**{key: value}).validate()
+
+
+@pytest.mark.parametrize("width", [64, 4096])
+def test_a_block_that_is_not_kept_disturbs_no_generator(width):
+    before = torch.get_rng_state()
+    with not_kept(EncoderConfig(width=width)):
+        built = torch.nn.Linear(width, width)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert built.weight.is_meta == (width == 4096)
+
+
+def test_checking_a_configuration_does_not_import_the_compiler():
+    program = "import sys; from lra.config import compose_run; compose_run([]); print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
