@@ -14,6 +14,7 @@ import torch
 import lra.tasks
 from attention import kernels
 from attention.kernels.dispatch import missing, ops
+from attention.kernels.inputs import EMULATES_HALF
 from lra.config import compose_run
 from lra.data.arrays import MANIFEST
 from lra.environment import cpu_name
@@ -34,7 +35,8 @@ def _python() -> Iterator[Line]:
 
 
 def _devices() -> Iterator[Line]:
-    yield "CPU", f"{cpu_name()}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
+    bf16 = "; bf16 is emulated: use trainer.precision=fp32" if EMULATES_HALF else ""
+    yield "CPU", f"{cpu_name()}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads{bf16}"
     if not torch.cuda.is_available():
         why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no device"
         yield "CUDA", f"none ({why})"

@@ -42,3 +42,9 @@ def test_a_kernel_that_cannot_run_is_named_with_the_reason(report, monkeypatch):
 def test_it_takes_no_arguments():
     with pytest.raises(UserError, match="takes no arguments, found --verbose"):
         doctor.main(["--verbose"])
+
+
+@pytest.mark.parametrize("emulates", [False, True])
+def test_a_cpu_without_bf16_arithmetic_is_told(report, monkeypatch, emulates):
+    monkeypatch.setattr(doctor, "EMULATES_HALF", emulates)
+    assert ("use trainer.precision=fp32" in report()["CPU"]) == emulates
