@@ -11,12 +11,14 @@ from PIL import Image
 
 from lra.errors import UserError
 from lra.tasks import load
-from lra.tasks.pathfinder import Config, Pathfinder, PathX, PathXConfig
+from lra.tasks.pathfinder import FIRST, Config, Pathfinder, PathX, PathXConfig
+from lra.tasks.pathfinder_generator import available, generate, parameters
 from lra.tasks.pathfinder_release import KNOWN_BAD, split_ids
 from lra.tasks.pathfinder_shards import Shards
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT.parent / "shared" / "data" / "pathfinder" / "upstream_generator_sample"
+needs_cpp = pytest.mark.skipif(available()["cpp"] is not None, reason="no C++ kernel of the generator")
 SMALL = {"train_rows": 60, "validation_rows": 10, "test_rows": 12}
 
 
@@ -47,6 +49,39 @@ def test_evaluation_images_do_not_depend_on_the_training_rows(tmp_path):
         first, second = ((folder / f"{name}.tokens.bin").read_bytes() for folder in folders)
         assert first == second
     assert (folders[1] / "train.tokens.bin").read_bytes().startswith((folders[0] / "train.tokens.bin").read_bytes())
+
+
+@needs_cpp
+def test_no_small_image_occurs_twice(tmp_path):
+    """At 16 pixels the generator makes the same image again now and then, of either label."""
+    rows = {"train_rows": 4000, "validation_rows": 500, "test_rows": 500}
+    config = Config(length=256, **rows)
+    folder = Pathfinder.prepare(config, tmp_path, ignore)
+    _, splits = Pathfinder.load(config, tmp_path)
+    images = [splits[name].row(i).tobytes() for name in splits for i in range(len(splits[name]))]
+    assert len(images) == len(set(images)) == 5000
+    # what was left out are images of the generator that rows before them have
+    left_out = json.loads((folder / "manifest.json").read_text())["details"]["left_out"]
+    assert sum(map(len, left_out.values())) > 5
+    for name, numbers in left_out.items():
+        for number in numbers:
+            pixels = generate(parameters(16), 0, FIRST[name] + number, 1).images[0]
+            assert pixels.astype(np.int64).tobytes() in images
+    assert "4000 labels proven from the contours" in "\n".join(Pathfinder.verify(config, tmp_path))
+    more = Pathfinder.prepare(Config(length=256, **rows | {"train_rows": 4500}), tmp_path, ignore)
+    for name in ("test", "validation", "train"):
+        assert (more / f"{name}.tokens.bin").read_bytes().startswith((folder / f"{name}.tokens.bin").read_bytes())
+
+
+def test_too_few_different_images_are_reported(tmp_path, monkeypatch):
+    one = generate(parameters(16), 0, 0, 1)
+    monkeypatch.setattr(
+        "lra.tasks.pathfinder_shards.generate",
+        lambda parameters, seed, start, count: type(one)(*(np.repeat(array, count, axis=0) for array in one)),
+    )
+    with pytest.raises(UserError, match="task.test_rows=12: expected 82 different images, found no more than 1"):
+        Pathfinder.prepare(Config(length=256, **SMALL), tmp_path, ignore)
+    assert not list((tmp_path / "pathfinder").glob("length*"))
 
 
 def test_an_interrupted_preparation_goes_on(tmp_path, monkeypatch):
