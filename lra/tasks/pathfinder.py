@@ -218,7 +218,7 @@ def _chosen(config: Config, records: list[pathfinder_release.Record]) -> dict[st
     for split, ids in pathfinder_release.split_ids(len(records)).items():
         kept = [records[i] for i in ids if not records[i].known_bad]
         if not kept:
-            place = records[0].path.parents[2] if records else "the metadata"
+            place = records[0].path.parents[2]
             raise UserError(f"{place}: {len(records)} images leave none for {split}; get the whole set")
         rows = choose(len(kept), getattr(config, f"{split}_rows"), f"task.{split}_rows")
         found[split] = [kept[i] for i in rows]

@@ -57,12 +57,19 @@ def metadata(source: Path) -> list[Path]:
     found = [path for path in (source / "metadata").glob("*.npy") if path.stem.isdigit()]
     if not found:
         raise UserError(f"{source / 'metadata'}: expected files 0.npy, 1.npy, ..., found none; get the whole set")
+    for path in found:
+        # a pipe would be waited for without end
+        if not path.is_file():
+            raise UserError(f"{path}: expected a file, found something else; get the whole set")
     return sorted(found, key=lambda path: int(path.stem))
 
 
 def records(source: Path) -> list[Record]:
-    """All images of a set in the order of the metadata, which the split ids count."""
-    return [record for path in metadata(source) for record in _lines(source, path)]
+    """All images of a set in the order of the metadata, which the split ids count; ``UserError`` if there are none."""
+    found = [record for path in metadata(source) for record in _lines(source, path)]
+    if not found:
+        raise UserError(f"{source / 'metadata'}: expected a line for every image, found none; get the whole set")
+    return found
 
 
 def _lines(source: Path, path: Path) -> list[Record]:
@@ -109,6 +116,8 @@ def images(chosen: list[Record], side: int) -> np.ndarray:
     found = np.empty((len(chosen), side, side), np.uint8)
     for i, record in enumerate(chosen):
         try:
+            if record.path.exists() and not record.path.is_file():
+                raise UserError(f"{record.path}: expected a file, found something else ({record.origin}); get it again")
             with Image.open(record.path) as picture:
                 shape, mode = picture.size, picture.mode
                 if shape != (side, side) or mode != "L":

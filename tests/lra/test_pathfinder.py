@@ -1,6 +1,7 @@
 """Pathfinder and Path-X as tasks: generated rows proven, release rows equal to their files, faults named."""
 
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -218,6 +219,13 @@ def broken(base, what):
         metadata.write_text("\n".join([*lines[:3], "imgs/1 sample_3.png", *lines[4:]]))
     elif what == "outside":
         metadata.write_text("\n".join([*lines[:3], lines[3].replace("imgs/1", "../../../etc"), *lines[4:]]))
+    elif what == "empty metadata":
+        for path in (base / "metadata").iterdir():
+            path.write_text("\n")
+    elif what in ("pipe", "pipe of metadata"):
+        place = metadata if what == "pipe of metadata" else base / "imgs" / "1" / "sample_3.png"
+        place.unlink()
+        os.mkfifo(place)
     elif what == "no metadata":
         shutil.rmtree(base / "metadata")
 
@@ -233,6 +241,9 @@ def broken(base, what):
         ("label", r"1.npy:4: expected a label 0 or 1 as field 4, found '2'"),
         ("fields", r"1.npy:4: expected at least 4 fields, found 2"),
         ("outside", r"1.npy:4: expected a file below"),
+        ("empty metadata", r"curv_contour_length_14/metadata: expected a line for every image, found none"),
+        ("pipe", r"sample_3.png: expected a file, found something else .*metadata/1.npy:4"),
+        ("pipe of metadata", r"metadata/1.npy: expected a file, found something else"),
         ("no metadata", r"expected curv_contour_length_14/imgs and .*/metadata in it, found neither"),
     ],
 )
