@@ -7,6 +7,7 @@ Shapes: B rows a batch.
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -21,6 +22,7 @@ from lra.config import compose_run
 from lra.data.arrays import Split
 from lra.data.loader import Batch, make_batch, train_indices
 from lra.data.sources import plain_rows
+from lra.errors import UserError
 
 MOST_ROWS = 2000
 """Rows that the plain loop holds; more would only take longer to convert."""
@@ -29,15 +31,21 @@ MOST_ROWS = 2000
 def main() -> int:
     """Measure every task that is named, at the length that the overrides give."""
     parser = argparse.ArgumentParser(prog="scripts/bench_loader", description=__doc__.splitlines()[0])
-    parser.add_argument("tasks", nargs="*", default=list(lra.tasks.REGISTRY), help="default: all that are prepared")
+    parser.add_argument("tasks", nargs="*", help="default: all that are prepared")
     parser.add_argument("--override", action="append", default=[], help="such as task.length=4096; may be repeated")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--batches", type=int, default=50)
     options = parser.parse_args()
     print(f"{'task':<12} {'length':>6} {'rows/s':>9} {'tokens/s':>12} {'plain rows/s':>13} {'ratio':>7}  quartiles")
-    for name in options.tasks:
-        config = compose_run([f"task={name}", *options.override])
-        _, splits = lra.tasks.load(name).load(config.task, Path(config.data_dir))
+    for name in options.tasks or lra.tasks.REGISTRY:
+        try:
+            config = compose_run([f"task={name}", *options.override])
+            _, splits = lra.tasks.load(name).load(config.task, Path(config.data_dir))
+        except UserError as error:
+            print(f"{'error' if options.tasks else f'{name} is left out'}: {error}", file=sys.stderr)
+            if options.tasks:
+                return 2
+            continue
         print(measure(name, config.task.length, splits["train"], options.batch_size, options.batches))
     return 0
 
