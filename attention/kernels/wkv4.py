@@ -64,8 +64,10 @@ def wkv4_step(w: Tensor, u: Tensor, k: Tensor, v: Tensor, state: State) -> tuple
 def _add(w: Tensor, k: Tensor, v: Tensor, state: State) -> State:
     """The state one step later: decayed by e^w, with ``e^k (v, 1)`` added."""
     num, den, peak = state
-    # an integer scale: differences of two are exact, so that no rounding piles up in it over a long sequence
-    scale = torch.maximum(peak + w, k).detach().ceil()
+    # an integer scale: differences of two are exact, so that no rounding piles up in it over a long sequence; of what
+    # the sums hold, not of the last scale: rounded up at every step, that one would never come down with them
+    held = peak + den.detach().log()
+    scale = torch.maximum(held + w, k).detach().clamp_min(NEVER).ceil()
     past, now = (peak - scale + w).exp(), (k - scale).exp()
     return past * num + now * v, past * den + now, scale
 

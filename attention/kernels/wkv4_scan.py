@@ -37,7 +37,7 @@ def wkv4_scan(
 ) -> tuple[Tensor, State | None] | None:
     """WKV-4 with sums in ``dtype``; None when keys differ by more than its exponent range, about 55 in fp32.
 
-    Masked keys arrive as -inf with v = 0; a past that decays out of the range is gone from the end state.
+    Masked keys arrive as -inf with v = 0.
     Arguments and result otherwise as in ``attention.kernels.wkv4``.
     """
     with torch.no_grad():
@@ -53,7 +53,11 @@ def wkv4_scan(
     y, end, smallest = _Scan.apply(w, u, k, v, start, scale, key_mask, bidirectional)
     if smallest < _floor(dtype):
         return None
-    return y, None if bidirectional else _rescale(end, scale)
+    if bidirectional:
+        return y, None
+    if end[1].amin() < _floor(dtype):
+        return y, _far_end(time_decay, k, v, state, dtype)
+    return y, _rescale(end, scale)
 
 
 def _floor(dtype: torch.dtype) -> float:
@@ -70,6 +74,26 @@ def _rescale(sums: Tensor, scale: Tensor) -> State:
     shift = shift.masked_fill(empty, 0)
     factor = (-shift).exp()
     return num * factor, den * factor, (scale + shift).masked_fill(empty, NEVER)
+
+
+def _far_end(time_decay: Tensor, k: Tensor, v: Tensor, state: State | None, dtype: torch.dtype) -> State:
+    """The end state where it is out of the range of the outputs' scale: by its definition, on a scale of its own."""
+    w = -time_decay.double().exp()
+    age = torch.arange(k.shape[1] - 1, -1, -1, device=k.device)
+    exponents = k.double() + age[:, None] * w
+    peak = exponents.detach().amax(1)
+    if state is not None:
+        num, den, old = (part.double() for part in state)
+        # what decayed: -inf where the state holds nothing, whatever its scale says
+        old = torch.where(den.detach() > 0, old + k.shape[1] * w, -torch.inf)
+        peak = torch.maximum(peak, old.detach())
+    peak = peak.clamp_min(NEVER).ceil()
+    weights = (exponents - peak[:, None]).exp()
+    sums = [(weights * v).sum(1), weights.sum(1)]
+    if state is not None:
+        kept = (old - peak).exp()
+        sums = [sums[0] + kept * num, sums[1] + kept * den]
+    return sums[0].to(dtype), sums[1].to(dtype), peak.to(dtype)
 
 
 def _steps(length: int) -> int:

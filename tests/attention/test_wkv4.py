@@ -175,6 +175,64 @@ def test_keys_too_far_apart_for_float64(kernel):
 
 
 @each_kernel
+@pytest.mark.parametrize("low", [-20.0, -100.0])
+def test_a_large_key_is_not_forgotten_while_it_outweighs_the_rest(low, kernel):
+    # e^{90 - 0.9 t} is less than fp32 holds beside e^90 long before it is less than e^low
+    k = torch.full((1, 220, 1), low)
+    k[:, 0] = 90.0
+    inputs = (torch.tensor([-0.1]), torch.zeros(1), k, torch.linspace(-1, 1, 220).view(1, 220, 1))
+    y, grads = gradients(inputs, torch.ones_like(k), kernel=kernel)
+    leaves = [x.double().requires_grad_() for x in inputs]
+    want = wkv4_by_definition(*leaves)
+    assert error(y, want) < 5e-5
+    for key, got, expected in zip(NAMES, grads, torch.autograd.grad(want.sum(), leaves)):
+        assert (got - expected).abs().max() < 3e-4 * expected.abs().max().clamp(min=10), key
+
+
+@both_ways
+@pytest.mark.parametrize("speed", [-0.1, 1.0, 5.0])
+def test_masked_queries_after_a_long_gap_see_what_was_before_it(speed, bidirectional, kernel):
+    generator = torch.Generator().manual_seed(1)
+    k, v = (torch.randn(1, 250, 3, generator=generator) for _ in "kv")
+    inputs = (torch.full((3,), speed), torch.zeros(3), k, v)
+    # the gaps end within a tile, so that its first rows are hidden and its last are not
+    mask = torch.ones(1, 250, dtype=torch.bool)
+    mask[:, 5:55] = mask[:, 70:245] = False
+    y, _ = wkv4(*inputs, key_mask=mask, bidirectional=bidirectional, kernel=kernel)
+    assert error(y, wkv4_by_definition(*inputs, key_mask=mask, bidirectional=bidirectional)) < 5e-5
+
+
+@each_kernel
+@pytest.mark.parametrize("hidden", [1, 19, 40])
+def test_the_end_state_holds_what_decayed_far(hidden, kernel):
+    """One visible key, then masked ones at e^-148 a step: the state is (v, 1) e^{k + hidden w}."""
+    length = hidden + 1
+    k, v = torch.full((1, length, 1), 0.25), torch.full((1, length, 1), -1.5)
+    decay = torch.tensor([5.0])
+    leaves = [x.requires_grad_() for x in (decay, torch.zeros(1), k, v)]
+    mask = torch.arange(length)[None] == 0
+    _, (num, den, peak) = wkv4(*leaves, key_mask=mask, kernel=kernel)
+    # float32 holds an exponent of thousands to 3e-4
+    assert abs(den.log() + peak - (0.25 - hidden * decay.exp())).item() < 2e-3
+    assert error(num / den, torch.tensor([[-1.5]])) < 1e-6
+    grads = torch.autograd.grad((num / den.detach()).sum(), leaves, allow_unused=True, materialize_grads=True)
+    wanted = (1.5 * hidden * decay.exp(), torch.zeros(1), -1.5 * mask[..., None], 1.0 * mask[..., None])
+    for key, got, want in zip(NAMES, grads, wanted):
+        assert (got - want).abs().max() < 1e-5 * want.abs().max().clamp(min=1), key
+
+
+@each_kernel
+def test_the_end_state_holds_a_small_key_after_a_large_one(kernel):
+    # only the last key is left after a step of e^-148
+    k, v = torch.tensor([90.0, -100.0]).view(1, 2, 1), torch.tensor([1.0, -2.0]).view(1, 2, 1)
+    for state in (None, (torch.ones(1, 1), torch.ones(1, 1), torch.full((1, 1), 90.0))):
+        _, (num, den, peak) = wkv4(torch.tensor([5.0]), torch.zeros(1), k, v, state=state, kernel=kernel)
+        # 90 - e^5 = -58.4 outweighs -100 still
+        assert abs(den.log() + peak - (90 - torch.tensor(5.0).exp())).item() < 1e-4
+        assert error(num / den, torch.ones(1, 1)) < 1e-6
+
+
+@each_kernel
 def test_a_diverged_key_shows(kernel):
     decay, u, k, v = random_inputs(1, 30, 4)
     k[0, 10] = torch.nan

@@ -28,10 +28,7 @@ struct Backward {
     // weights and what they meet have opposite exponents, so that their products need none
     for (int c = 0; c < channels.count; c++) exponents[c] = -in.exponents[c];
     for (int c = 0; c < LANES; c++) bias[c] = 127u + static_cast<uint32_t>(exponents[c]);
-    if (*in.even) {
-      sums.settle(channels);
-      sums.rescale(exponents);
-    }
+    bool fresh = *in.even;  // not before the gap: what has yet to decay over it need not fit the tile's exponents
     for (int64_t t = end - 1; t >= begin; t--) {
       if (mask.first && !*mask[t]) {
         std::fill_n(grad_k[t], channels.count, static_cast<G>(0.f));
@@ -39,9 +36,10 @@ struct Backward {
         sums.gap++;
         continue;
       }
-      if (sums.gap) {
+      if (sums.gap || fresh) {
         sums.settle(channels);
         if (*in.even) sums.rescale(exponents);
+        fresh = false;
       }
       if (*in.even) {
         again ? even_row<true>(t, bias) : even_row<false>(t, bias);

@@ -21,16 +21,17 @@ struct Forward {
     alignas(64) uint32_t bias[LANES];
     const bool even = choose_exponents(begin, end, exponents);
     for (int c = 0; c < LANES; c++) bias[c] = 127u - static_cast<uint32_t>(exponents[c]);
-    if (even) sums.rescale(exponents);
+    bool fresh = even;  // at the first visible row only: to masked ones before it older, smaller sums are all there is
     for (int64_t t = begin; t < end; t++) {
       if (hidden(t)) {
         masked_row(t);
         sums.gap++;
         continue;
       }
-      if (sums.gap) {
+      if (sums.gap || fresh) {
         sums.settle(channels);
         if (even) sums.rescale(exponents);
+        fresh = false;
       }
       if (even) {
         even_row(t, bias);
