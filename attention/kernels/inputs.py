@@ -18,6 +18,11 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch
             f"{op}: q and k must have one shape (B, H, L, E) and v the same B, H, L; "
             f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
+    if not (q.shape[2] and q.shape[3] and v.shape[3]):
+        raise ValueError(
+            f"{op}: q, k, v must have L > 0, E > 0 and Ev > 0; got q {tuple(q.shape)}, v {tuple(v.shape)}; "
+            "leave out calls without a token"
+        )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise ValueError(f"{op}: q, k, v must share a floating point dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
     if key_mask is None:
