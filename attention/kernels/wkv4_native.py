@@ -124,8 +124,9 @@ class _Both(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        w, _, k, *_ = ctx.saved_tensors
-        grads = torch.ops.lra_wkv4.both_backward(*ctx.saved_tensors, grad_y.contiguous())
+        kept = ctx.saved_tensors  # once only: activation checkpointing refuses a second look
+        w, _, k, *_ = kept
+        grads = torch.ops.lra_wkv4.both_backward(*kept, grad_y.contiguous())
         grad_w, grad_u, grad_k, grad_v = grads
         decay_dtype, bonus_dtype = ctx.parameters
         grad_decay = (grad_w.sum(0) * w).to(decay_dtype)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from attention.kernels import dispatch
 from attention.kernels.wkv4 import wkv4
@@ -230,6 +231,18 @@ def test_the_end_state_holds_a_small_key_after_a_large_one(kernel):
         # 90 - e^5 = -58.4 outweighs -100 still
         assert abs(den.log() + peak - (90 - torch.tensor(5.0).exp())).item() < 1e-4
         assert error(num / den, torch.ones(1, 1)) < 1e-6
+
+
+@both_ways
+def test_activation_checkpointing_changes_no_gradient(bidirectional, kernel):
+    leaves = [x.requires_grad_() for x in random_inputs(2, 20, 3)]
+
+    def run(*inputs):
+        return wkv4(*inputs, bidirectional=bidirectional, kernel=kernel)[0]
+
+    want = torch.autograd.grad(run(*leaves).square().sum(), leaves)
+    got = torch.autograd.grad(checkpoint(run, *leaves, use_reentrant=False).square().sum(), leaves)
+    assert all(map(torch.equal, got, want))
 
 
 @each_kernel
