@@ -1,7 +1,8 @@
 """WKV-4 through the C++ kernel ``csrc/wkv4.cpp``, which has the formulas.
 
-Shapes: B batch, L sequence length, C channels. Saved for the backward: k, v and y as they are, the reciprocal
-denominator in fp32, and one exponent a channel for every 16 positions.
+Shapes: B batch, L sequence length, C channels. The kernel reads and writes fp32: from an output that was rounded to
+bf16 the gradients would be far off where keys are large, as they hold differences from it. Saved for the backward:
+k, v, y, the reciprocal denominator, and one exponent a channel for every 16 positions.
 """
 
 import torch
@@ -41,11 +42,13 @@ def run(
     bidirectional: bool = False,
 ) -> tuple[Tensor, State | None]:
     """WKV-4; arguments and result as in ``attention.kernels.wkv4``."""
+    dtype = k.dtype
+    k, v = k.float(), v.float()
     if bidirectional:
-        return _Both.apply(time_decay, u, k, v, key_mask), None
+        return _Both.apply(time_decay, u, k, v, key_mask).to(dtype), None
     num, den, peak = (None, None, None) if state is None else (part.float() for part in state)
     y, *end = _WKV4.apply(time_decay, u, k, v, num, den, peak, key_mask, reverse)
-    return y, tuple(end)
+    return y.to(dtype), tuple(end)
 
 
 class _WKV4(torch.autograd.Function):
@@ -125,9 +128,8 @@ class _Both(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors  # once only: activation checkpointing refuses a second look
-        w, _, k, *_ = kept
         grads = torch.ops.lra_wkv4.both_backward(*kept, grad_y.contiguous())
         grad_w, grad_u, grad_k, grad_v = grads
         decay_dtype, bonus_dtype = ctx.parameters
-        grad_decay = (grad_w.sum(0) * w).to(decay_dtype)
-        return grad_decay, grad_u.sum(0).to(bonus_dtype), grad_k.to(k.dtype), grad_v.to(k.dtype), None
+        grad_decay = (grad_w.sum(0) * kept[0]).to(decay_dtype)
+        return grad_decay, grad_u.sum(0).to(bonus_dtype), grad_k, grad_v, None

@@ -320,3 +320,18 @@ def test_errors_say_what_to_change(change, message):
     arguments = dict(zip(NAMES, random_inputs(2, 6, 4))) | change
     with pytest.raises(ValueError, match=message):
         wkv4(**arguments)
+
+
+@both_ways
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", ["ramp down", "large"])
+def test_gradients_in_half_precision_hold_where_keys_are_large(kernel, bidirectional, dtype, shape):
+    decay, u, k, v = random_inputs(2, 17, 6)
+    k = torch.linspace(100, -100, 17)[None, :, None] + 0 * k if shape == "ramp down" else 100 * torch.tanh(k)
+    inputs = (decay, u, k.to(dtype), v.to(dtype))
+    gy = torch.randn(2, 17, 6, generator=torch.Generator().manual_seed(3)).to(dtype)
+    leaves = [x.double().requires_grad_() for x in inputs]
+    want = torch.autograd.grad((wkv4_by_definition(*leaves, bidirectional=bidirectional) * gy).sum(), leaves)
+    for key, got, exact in zip(NAMES, gradients(inputs, gy, bidirectional=bidirectional, kernel=kernel)[1], want):
+        # 2e-2 of the golden vectors, of a gradient that is not nearly zero
+        assert (got - exact).abs().max() < 2e-2 * exact.abs().max().clamp_min(0.05), key

@@ -43,7 +43,7 @@ constexpr int64_t kPast = 1 << 20;    // elements a tensor from which results le
 
 using Optional = std::optional<at::Tensor>;
 
-// Tensors that both passes take. k, v: (B, L, C); w, u: (C); mask: (B, L); state: three (B, C).
+// Tensors that both passes take, fp32. k, v: (B, L, C); w, u: (C); mask: (B, L); state: three (B, C).
 struct Inputs {
   const at::Tensor &w, &u, &k, &v;
   const Optional &mask, &num, &den, &max;
@@ -103,15 +103,15 @@ Channels<LANES> channels_at(const Inputs& in, int64_t channel) {
   return {in.w.data_ptr<float>() + channel, in.u.data_ptr<float>() + channel, count};
 }
 
-template <typename T, int LANES>
+template <int LANES>
 void run_forward(const Inputs& in, const at::Tensor& y, const at::Tensor& saved, const Tiles& tiles,
                  const at::Tensor& num, const at::Tensor& den, const at::Tensor& max) {
   over_groups(in, LANES, [&](int64_t b, int64_t first, int64_t last) {
-    std::vector<Forward<T, LANES>> blocks;
+    std::vector<Forward<LANES>> blocks;
     for (int64_t block = first; block < last; block++) {
       const int64_t channel = block * LANES, at = b * in.width() + channel;
-      blocks.push_back({channels_at<LANES>(in, channel), rows<const T>(in.k, b, channel, in.reverse),
-                        rows<const T>(in.v, b, channel, in.reverse), rows<T>(y, b, channel, in.reverse),
+      blocks.push_back({channels_at<LANES>(in, channel), rows<const float>(in.k, b, channel, in.reverse),
+                        rows<const float>(in.v, b, channel, in.reverse), rows<float>(y, b, channel, in.reverse),
                         saved.numel() ? rows<float>(saved, b, channel, in.reverse) : Rows<float>{nullptr, 0},
                         in.mask_rows(b)});
       if (in.past_caches()) blocks.back().write_past_caches();
@@ -141,16 +141,16 @@ struct Gradients {
   const at::Tensor &w, &u, &k, &v, &num, &den;  // w, u: (B, C) in fp64, to be summed over B
 };
 
-template <typename T, int LANES>
+template <int LANES>
 void run_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
   over_groups(in, LANES, [&](int64_t b, int64_t first, int64_t last) {
-    std::vector<Backward<T, T, LANES>> blocks;
+    std::vector<Backward<LANES>> blocks;
     for (int64_t block = first; block < last; block++) {
       const int64_t channel = block * LANES, at = b * in.width() + channel;
-      const auto read = [&](const at::Tensor& x) { return rows<const T>(x, b, channel, in.reverse); };
+      const auto read = [&](const at::Tensor& x) { return rows<const float>(x, b, channel, in.reverse); };
       blocks.push_back({channels_at<LANES>(in, channel), read(in.k), read(in.v), read(grad.y), read(grad.grad_y),
                         rows<const float>(grad.saved, b, channel, in.reverse), in.mask_rows(b),
-                        rows<T>(grad.k, b, channel, in.reverse), rows<T>(grad.v, b, channel, in.reverse)});
+                        rows<float>(grad.k, b, channel, in.reverse), rows<float>(grad.v, b, channel, in.reverse)});
       if (in.past_caches()) blocks.back().write_past_caches();
       if (grad.grad_end_num) {
         blocks.back().start(grad.grad_end_num->data_ptr<float>() + at, grad.grad_end_den->data_ptr<float>() + at,
@@ -165,7 +165,7 @@ void run_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
     }
     for (int64_t block = first; block < last; block++) {
       const int64_t at = b * in.width() + block * LANES;
-      Backward<T, T, LANES>& done = blocks[block - first];
+      Backward<LANES>& done = blocks[block - first];
       if (in.num) {
         done.finish(in.num->data_ptr<float>() + at, in.den->data_ptr<float>() + at, in.max->data_ptr<float>() + at,
                     grad.num.data_ptr<float>() + at, grad.den.data_ptr<float>() + at);
@@ -177,18 +177,18 @@ void run_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
 }
 
 // Bidirectional: two sweeps forward, and two backward passes of which the second sees the rows in reverse.
-template <typename T, int LANES>
+template <int LANES>
 void run_both(const Inputs& in, const at::Tensor& y, const at::Tensor& saved, const Tiles& tiles) {
   over_groups(in, LANES, [&](int64_t b, int64_t first, int64_t last) {
     for (int64_t block = first; block < last; block++) {
       const int64_t channel = block * LANES;
-      Both<T, LANES, kTile> both{channels_at<LANES>(in, channel),
-                                 rows<const T>(in.k, b, channel, false),
-                                 rows<const T>(in.v, b, channel, false),
-                                 rows<T>(y, b, channel, false),
-                                 saved.numel() ? rows<float>(saved, b, channel, false) : Rows<float>{nullptr, 0},
-                                 in.mask_rows(b),
-                                 std::vector<Sums<LANES, 2>>(in.tiles())};
+      Both<LANES, kTile> both{channels_at<LANES>(in, channel),
+                              rows<const float>(in.k, b, channel, false),
+                              rows<const float>(in.v, b, channel, false),
+                              rows<float>(y, b, channel, false),
+                              saved.numel() ? rows<float>(saved, b, channel, false) : Rows<float>{nullptr, 0},
+                              in.mask_rows(b),
+                              std::vector<Sums<LANES, 2>>(in.tiles())};
       for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
         both.note(tile * kTile, std::min((tile + 1) * kTile, in.length()));
       }
@@ -199,23 +199,23 @@ void run_both(const Inputs& in, const at::Tensor& y, const at::Tensor& saved, co
   });
 }
 
-template <typename T, int LANES>
+template <int LANES>
 void run_both_backward(const Inputs& in, const Tiles& tiles, const Gradients& grad) {
   // the same rows must make up a tile in either direction: counted from the end, the first ones may not exist
   const int64_t slots = in.tiles() * kTile, absent = slots - in.length();
   over_groups(in, LANES, [&](int64_t b, int64_t first, int64_t last) {
     for (int64_t block = first; block < last; block++) {
       const int64_t channel = block * LANES, at = b * in.width() + channel;
-      const auto read = [&](const at::Tensor& x) { return rows<const T>(x, b, channel, false); };
+      const auto read = [&](const at::Tensor& x) { return rows<const float>(x, b, channel, false); };
       const auto write = [&](const at::Tensor& x) { return rows<float>(x, b, channel, false); };
-      Backward<T, float, LANES> later{channels_at<LANES>(in, channel), read(in.k), read(in.v), read(grad.y),
+      Backward<LANES> later{channels_at<LANES>(in, channel), read(in.k), read(in.v), read(grad.y),
                                       read(grad.grad_y), rows<const float>(grad.saved, b, channel, false),
                                       in.mask_rows(b), write(grad.k), write(grad.v)};
       for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
         later.tile(tile * kTile, std::min((tile + 1) * kTile, in.length()), tiles(b, tile, block, LANES));
       }
       const auto turned = [&](auto from) { return from.reversed(slots - 1); };
-      Backward<T, float, LANES> earlier{later.channels, turned(later.k), turned(later.v), turned(later.y),
+      Backward<LANES> earlier{later.channels, turned(later.k), turned(later.v), turned(later.y),
                                         turned(later.grad_y), turned(later.saved), turned(later.mask),
                                         turned(later.grad_k), turned(later.grad_v), true};
       for (int64_t tile = in.tiles() - 1; tile >= 0; tile--) {
@@ -230,22 +230,13 @@ void run_both_backward(const Inputs& in, const Tiles& tiles, const Gradients& gr
   });
 }
 
-// Calls run.template operator()<T, LANES>() for the dtype and width of k.
+// Calls run with as many lanes as suit the width of k.
 template <typename Run>
-void for_type(const Inputs& in, const Run& run) {
-  const auto for_lanes = [&](auto zero) {
-    using T = decltype(zero);
-    if (lanes_for(in.width()) == 64) {
-      run(zero, std::integral_constant<int, 64>());
-    } else {
-      run(T(zero), std::integral_constant<int, 32>());
-    }
-  };
-  switch (in.k.scalar_type()) {
-    case at::kFloat: return for_lanes(0.f);
-    case at::kBFloat16: return for_lanes(at::BFloat16(0.f));
-    case at::kHalf: return for_lanes(at::Half(0.f));
-    default: TORCH_CHECK_VALUE(false, "wkv4 takes fp32, bf16 or fp16, got ", in.k.scalar_type());
+void for_lanes(const Inputs& in, const Run& run) {
+  if (lanes_for(in.width()) == 64) {
+    run(std::integral_constant<int, 64>());
+  } else {
+    run(std::integral_constant<int, 32>());
   }
 }
 
@@ -257,8 +248,8 @@ struct Outputs {
 Outputs outputs(const Inputs& in, bool save) {
   const int64_t lanes = lanes_for(in.width()), blocks = (in.width() + lanes - 1) / lanes;
   const int64_t tiles = save ? in.tiles() : 0;
-  const auto options = in.k.options(), wide = options.dtype(at::kFloat);
-  return {at::empty(in.k.sizes(), options), save ? at::empty(in.k.sizes(), wide) : at::empty({0}, wide),
+  const auto options = in.k.options();
+  return {at::empty(in.k.sizes(), options), save ? at::empty(in.k.sizes(), options) : at::empty({0}, options),
           at::empty({in.batch(), tiles, in.width()}, options.dtype(at::kInt)),
           at::empty({in.batch(), tiles, blocks}, options.dtype(at::kByte))};
 }
@@ -269,13 +260,11 @@ Forwards forward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k, 
                  const Optional& mask, const Optional& num, const Optional& den, const Optional& max, bool reverse,
                  bool save) {
   const Inputs in{w, u, k, v, mask, num, den, max, reverse};
-  const auto wide = k.options().dtype(at::kFloat);
   const Outputs out = outputs(in, save);
-  const at::Tensor end_num = at::empty({in.batch(), in.width()}, wide), end_den = at::empty_like(end_num),
+  const at::Tensor end_num = at::empty({in.batch(), in.width()}, k.options()), end_den = at::empty_like(end_num),
                    end_max = at::empty_like(end_num);
-  for_type(in, [&](auto zero, auto width) {
-    run_forward<decltype(zero), decltype(width)::value>(in, out.y, out.saved, {out.exponents, out.even}, end_num,
-                                                         end_den, end_max);
+  for_lanes(in, [&](auto lanes) {
+    run_forward<lanes()>(in, out.y, out.saved, {out.exponents, out.even}, end_num, end_den, end_max);
   });
   return {out.y, end_num, end_den, end_max, out.saved, out.exponents, out.even};
 }
@@ -288,15 +277,15 @@ Backwards backward(const at::Tensor& w, const at::Tensor& u, const at::Tensor& k
                    const at::Tensor& exponents, const at::Tensor& even, const at::Tensor& grad_y,
                    const Optional& grad_end_num, const Optional& grad_end_den) {
   const Inputs in{w, u, k, v, mask, num, den, max, reverse};
-  const auto wide = w.options();
-  const at::Tensor grad_k = at::empty(k.sizes(), k.options()), grad_v = at::empty(k.sizes(), k.options());
-  const at::Tensor grad_w = at::empty({in.batch(), in.width()}, wide.dtype(at::kDouble)),
+  const auto options = k.options();
+  const at::Tensor grad_k = at::empty(k.sizes(), options), grad_v = at::empty_like(grad_k);
+  const at::Tensor grad_w = at::empty({in.batch(), in.width()}, options.dtype(at::kDouble)),
                    grad_u = at::empty_like(grad_w);
-  const at::Tensor grad_num = at::zeros({in.batch(), in.width()}, wide), grad_den = at::zeros_like(grad_num);
+  const at::Tensor grad_num = at::zeros({in.batch(), in.width()}, options), grad_den = at::zeros_like(grad_num);
   const Gradients grad{y,      saved,  end_max, grad_y, grad_end_num, grad_end_den,
                        grad_w, grad_u, grad_k,  grad_v, grad_num,     grad_den};
-  for_type(in, [&](auto zero, auto width) {
-    run_backward<decltype(zero), decltype(width)::value>(in, {exponents, even}, grad);
+  for_lanes(in, [&](auto lanes) {
+    run_backward<lanes()>(in, {exponents, even}, grad);
   });
   return {grad_w, grad_u, grad_k, grad_v, grad_num, grad_den};
 }
@@ -308,8 +297,8 @@ BothForwards both_forward(const at::Tensor& w, const at::Tensor& u, const at::Te
   const Optional none;
   const Inputs in{w, u, k, v, mask, none, none, none, false};
   const Outputs out = outputs(in, save);
-  for_type(in, [&](auto zero, auto width) {
-    run_both<decltype(zero), decltype(width)::value>(in, out.y, out.saved, {out.exponents, out.even});
+  for_lanes(in, [&](auto lanes) {
+    run_both<lanes()>(in, out.y, out.saved, {out.exponents, out.even});
   });
   return {out.y, out.saved, out.exponents, out.even};
 }
@@ -320,13 +309,12 @@ BothForwards both_backward(const at::Tensor& w, const at::Tensor& u, const at::T
   const Optional none;
   const at::Tensor no_state;
   const Inputs in{w, u, k, v, mask, none, none, none, false};
-  // two passes add up: in fp32, whatever k is
-  const at::Tensor grad_k = at::empty(k.sizes(), w.options()), grad_v = at::empty_like(grad_k);
-  const at::Tensor grad_w = at::empty({in.batch(), in.width()}, w.options().dtype(at::kDouble)),
+  const at::Tensor grad_k = at::empty(k.sizes(), k.options()), grad_v = at::empty_like(grad_k);
+  const at::Tensor grad_w = at::empty({in.batch(), in.width()}, k.options().dtype(at::kDouble)),
                    grad_u = at::empty_like(grad_w);
   const Gradients grad{y, saved, no_state, grad_y, none, none, grad_w, grad_u, grad_k, grad_v, no_state, no_state};
-  for_type(in, [&](auto zero, auto width) {
-    run_both_backward<decltype(zero), decltype(width)::value>(in, {exponents, even}, grad);
+  for_lanes(in, [&](auto lanes) {
+    run_both_backward<lanes()>(in, {exponents, even}, grad);
   });
   return {grad_w, grad_u, grad_k, grad_v};
 }

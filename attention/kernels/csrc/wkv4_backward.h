@@ -5,22 +5,20 @@
 
 namespace {
 
-// Gradients by k and v go out as G. A pass that is `again` adds to what the one in the other direction left there, and
-// to it the rows' own terms count nothing.
-template <typename T, typename G, int LANES>
+// A pass that is `again` adds to the gradients that the one in the other direction left, and to it the rows' own terms
+// count nothing.
+template <int LANES>
 struct Backward {
   Channels<LANES> channels;
-  Rows<const T> k, v, y, grad_y;
-  Rows<const float> saved;
+  Rows<const float> k, v, y, grad_y, saved;
   Rows<const bool> mask;
-  Rows<G> grad_k, grad_v;
+  Rows<float> grad_k, grad_v;
   bool again = false;
   Sums<LANES, 4> sums = {};  // R, Q and their derivatives by w
   alignas(64) float tile_w[LANES] = {}, tile_u[LANES] = {};  // what a tile adds to the sums over all rows
   alignas(64) double grad_w[LANES] = {}, grad_u[LANES] = {};
-  Buffer<T, LANES> k_buffer = {}, v_buffer = {}, y_buffer = {}, grad_buffer = {};
-  Buffer<G, LANES> grad_k_buffer = {}, grad_v_buffer = {};
-  Buffer<float, LANES> saved_buffer = {};
+  Buffer<LANES> k_buffer = {}, v_buffer = {}, y_buffer = {}, grad_buffer = {}, saved_buffer = {};
+  Buffer<LANES> grad_k_buffer = {}, grad_v_buffer = {};
 
   void tile(int64_t begin, int64_t end, Tile in) {
     alignas(64) int exponents[LANES] = {};
@@ -31,8 +29,8 @@ struct Backward {
     bool fresh = *in.even;  // not before the gap: what has yet to decay over it need not fit the tile's exponents
     for (int64_t t = end - 1; t >= begin; t--) {
       if (mask.first && !*mask[t]) {
-        std::fill_n(grad_k[t], channels.count, static_cast<G>(0.f));
-        std::fill_n(grad_v[t], channels.count, static_cast<G>(0.f));
+        std::fill_n(grad_k[t], channels.count, 0.f);
+        std::fill_n(grad_v[t], channels.count, 0.f);
         sums.gap++;
         continue;
       }
@@ -117,8 +115,8 @@ struct Backward {
       const float old_v = again ? static_cast<float>(grad_v[t][c]) : 0.f;
       const float old_k = again ? static_cast<float>(grad_k[t][c]) : 0.f;
       const float to_k = scaled(weight.fraction * (value[c] * *x[0] - *x[1]), shift);
-      grad_v[t][c] = static_cast<G>(old_v + own + scaled(weight.fraction * *x[0], shift));
-      grad_k[t][c] = static_cast<G>(old_k + own * (value[c] - out[c]) + to_k);
+      grad_v[t][c] = old_v + own + scaled(weight.fraction * *x[0], shift);
+      grad_k[t][c] = old_k + own * (value[c] - out[c]) + to_k;
       tile_u[c] += own * (value[c] - out[c]);
       tile_w[c] += scaled(weight.fraction * (value[c] * *x[2] - *x[3]), shift);
 

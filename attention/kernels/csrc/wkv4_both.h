@@ -10,12 +10,12 @@
 
 namespace {
 
-template <typename T, int LANES, int TILE>
+template <int LANES, int TILE>
 struct Both {
   using Pair = Sums<LANES, 2>;  // numerator and denominator
   Channels<LANES> channels;
-  Rows<const T> k, v;
-  Rows<T> y;
+  Rows<const float> k, v;
+  Rows<float> y;
   Rows<float> saved;  // as in Forward
   Rows<const bool> mask;
   std::vector<Pair> after_tiles;
@@ -24,8 +24,7 @@ struct Both {
   bool even = false;
   alignas(64) int exponents[LANES] = {};
   alignas(64) uint32_t bias[LANES] = {};
-  Buffer<T, LANES> k_buffer = {}, v_buffer = {}, y_buffer = {};
-  Buffer<float, LANES> saved_buffer = {};
+  Buffer<LANES> k_buffer = {}, v_buffer = {}, y_buffer = {}, saved_buffer = {};
 
   bool hidden(int64_t t) const { return mask.first && !*mask[t]; }
 
@@ -180,7 +179,7 @@ struct Both {
       saved_buffer.values[c] = sums[1] == 0 ? kFarthest : std::log(sums[1]) + largest * kLn2High + largest * kLn2Low;
       add_uneven(before, channels, c, weight, value[c]);
     }
-    for (int c = 0; c < channels.count; c++) y[t][c] = static_cast<T>(y_buffer.values[c]);
+    std::copy_n(y_buffer.values, channels.count, y[t]);
     if (saved.first) std::copy_n(saved_buffer.values, channels.count, saved[t]);
   }
 };

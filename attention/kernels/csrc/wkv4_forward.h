@@ -5,16 +5,15 @@
 
 namespace {
 
-template <typename T, int LANES>
+template <int LANES>
 struct Forward {
   Channels<LANES> channels;
-  Rows<const T> k, v;
-  Rows<T> y;
+  Rows<const float> k, v;
+  Rows<float> y;
   Rows<float> saved;  // 1 / D over the tile's exponent, or log D in an uneven tile; none where no gradient is wanted
   Rows<const bool> mask;
   Sums<LANES, 2> sums = {};  // numerator and denominator
-  Buffer<T, LANES> k_buffer = {}, v_buffer = {}, y_buffer = {};
-  Buffer<float, LANES> saved_buffer = {};
+  Buffer<LANES> k_buffer = {}, v_buffer = {}, y_buffer = {}, saved_buffer = {};
 
   void tile(int64_t begin, int64_t end, Tile out) {
     alignas(64) int exponents[LANES];
@@ -111,7 +110,7 @@ struct Forward {
       saved_buffer.values[c] = den == 0 ? kFarthest : std::log(den) + largest * kLn2High + largest * kLn2Low;
       add_uneven(sums, channels, c, weight, value[c]);
     }
-    for (int c = 0; c < channels.count; c++) y[t][c] = static_cast<T>(y_buffer.values[c]);
+    std::copy_n(y_buffer.values, channels.count, y[t]);
     if (saved.first) std::copy_n(saved_buffer.values, channels.count, saved[t]);
   }
 

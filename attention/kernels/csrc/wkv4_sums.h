@@ -59,45 +59,26 @@ inline void finish_writes() {
 #endif
 }
 
-// Up to LANES channels of a row as fp32: in place where they are that already, otherwise in a buffer.
-template <typename T, int LANES>
+// Up to LANES channels of a row: in place where there are so many, otherwise in a buffer.
+template <int LANES>
 struct Buffer {
   alignas(64) float values[LANES] = {};
   bool past_caches = false;
 
-  bool in_place(int count) const { return std::is_same_v<T, float> && count == LANES && !past_caches; }
+  bool in_place(int count) const { return count == LANES && !past_caches; }
 
-  const float* read(const T* from, int count) {
-    if constexpr (std::is_same_v<T, float>) {
-      if (count == LANES) return from;
-    }
-    if (count == LANES) {
-#pragma omp simd
-      for (int c = 0; c < LANES; c++) values[c] = static_cast<float>(from[c]);
-    } else {
-      for (int c = 0; c < count; c++) values[c] = static_cast<float>(from[c]);
-    }
+  const float* read(const float* from, int count) {
+    if (count == LANES) return from;
+    std::copy_n(from, count, values);
     return values;
   }
 
-  float* target(T* to, int count) {
-    if constexpr (std::is_same_v<T, float>) {
-      if (in_place(count)) return to;
-    }
-    return values;
-  }
+  float* target(float* to, int count) { return in_place(count) ? to : values; }
 
-  void write(T* to, int count) const {
+  void write(float* to, int count) const {
     if (in_place(count)) return;
-    if constexpr (std::is_same_v<T, float>) {
-      if (count == LANES) return write_past_caches<LANES>(to, values);
-    }
-    if (count == LANES) {
-#pragma omp simd
-      for (int c = 0; c < LANES; c++) to[c] = static_cast<T>(values[c]);
-    } else {
-      for (int c = 0; c < count; c++) to[c] = static_cast<T>(values[c]);
-    }
+    if (count == LANES) return write_past_caches<LANES>(to, values);
+    std::copy_n(values, count, to);
   }
 };
 
