@@ -26,7 +26,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="lra data", description="Prepared data: list, build, prove.")
     parser.add_argument("action", choices=("list", "prepare", "verify"))
     parser.add_argument("task", nargs="?", help=f"one of {', '.join(lra.tasks.REGISTRY)}")
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, such as regime=short or task.seed=1")
+    parser.add_argument(
+        "overrides", nargs="*", help="Hydra overrides, such as regime=short or task.seed=1; list: data_dir="
+    )
     options = parser.parse_intermixed_args(arguments)
     words = [word for word in (options.task, *options.overrides) if word]
     tasks = [word for word in words if "=" not in word]
@@ -35,6 +37,11 @@ def main(arguments: list[str]) -> int:
         if name not in lra.tasks.REGISTRY:
             raise UserError(f"task={name} is unknown; choose {' | '.join(lra.tasks.REGISTRY)}")
     if options.action == "list":
+        if unused := [word for word in overrides if word.split("=")[0] != "data_dir"]:
+            raise UserError(
+                f"{' '.join(unused)}: lra data list takes names of tasks and data_dir=FOLDER, as it shows all that is "
+                f"there; leave it out"
+            )
         return _list(tasks or list(lra.tasks.REGISTRY), overrides)
     if len(tasks) != 1:
         raise UserError(f"lra data {options.action}: name one task; choose {' | '.join(lra.tasks.REGISTRY)}")
@@ -72,7 +79,7 @@ def _verify(config: RunConfig) -> int:
 
 
 def _list(names: list[str], overrides: list[str]) -> int:
-    data_dir = Path(compose_run([word for word in overrides if word.startswith("data_dir=")]).data_dir)
+    data_dir = Path(compose_run(overrides).data_dir)
     print(f"in {data_dir}\n\n" + LINE.format("task", "prepared", *SPLITS, "MiB").rstrip())
     for name in names:
         found = sorted(path for path in (data_dir / name).glob("[!.]*") if path.is_dir())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,6 +73,15 @@ def test_says_what_is_needed_for_what_is_not_prepared(tmp_path, listing):
     assert listing("text")[-1].endswith("needs nothing that is not here")
     (tmp_path / "hub/stanfordnlp/imdb/plain_text/test-00000-of-00001.parquet").unlink()
     assert r"expected test-*.parquet in it" in listing("text")[-1]
+
+
+@pytest.mark.parametrize("words", [["x=1"], ["regime=short"], ["task.length=64"], ["task.lenght=64", "+data_dir=a"]])
+def test_list_refuses_what_it_does_not_use(tmp_path, words, capsys):
+    (tmp_path / "listops/length16-v1").mkdir(parents=True)
+    for tasks in ([], ["listops"], ["copying"]):  # of some, one, and none of them there is a folder
+        with pytest.raises(UserError, match=rf"^{re.escape(' '.join(words))}: lra data list takes names of tasks and"):
+            prepare.main(["list", f"data_dir={tmp_path}", *tasks, *words])
+    assert capsys.readouterr().out == ""
 
 
 def test_tells_what_is_damaged_and_what_is_of_another_version(tmp_path, listing, monkeypatch):
