@@ -22,7 +22,12 @@ class Budget:
     """Steps, epochs, tokens or seconds, whichever the protocol names, and its time limit."""
 
     def __init__(self, config: TrainerConfig, train_rows: int) -> None:
-        """``train_rows``: rows of the training split, of which ``epochs`` are counted."""
+        """``train_rows``: rows of the training split. ``UserError`` if ``config`` does not fit so many."""
+        if config.batch_size > train_rows:
+            raise UserError(
+                f"trainer.batch_size={config.batch_size} is more than the rows to train on, {train_rows}: a batch "
+                f"would hold a row more than once; give trainer.batch_size={train_rows} or less, or more rows"
+            )
         self._config = config
         self.steps: int | None = config.steps
         """Optimiser steps in all, ``None`` where tokens or seconds decide."""

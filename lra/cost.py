@@ -89,12 +89,11 @@ def estimate(config: RunConfig) -> Estimate:
 def _steps(config: RunConfig, train_rows: int, mean: int, step_seconds: float) -> int:
     """Optimiser steps that the budget of a run comes to."""
     trainer = config.trainer
+    steps = Budget(trainer, train_rows).steps if train_rows else trainer.steps
     if trainer.tokens:
         steps = trainer.tokens / (mean * trainer.batch_size)
     elif trainer.seconds:
         steps = trainer.seconds / step_seconds
-    else:
-        steps = Budget(trainer, train_rows).steps if train_rows else trainer.steps
     if trainer.time_limit:
         steps = min(steps, trainer.time_limit / step_seconds)
     return max(1, math.ceil(steps))

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import lra.tasks
 from lra import results
+from lra.budget import Budget
 from lra.config import RunConfig, compose_run
 from lra.cost import describe_cost
 from lra.errors import UserError
@@ -192,12 +193,17 @@ def _last_step(metrics: Path, started: float) -> int:
 
 
 def check_data(cells: list[Cell]) -> None:
-    """Raise before the first cell starts if data is missing or broken; each data set is opened once."""
-    checked = []
+    """Raise before the first cell starts if data is missing or broken, or too small for the trainer.
+
+    Each data set is opened once.
+    """
+    rows: dict[str, int] = {}
     for config in (c.config for c in cells):
-        if (config.task, config.data_dir) not in checked:
-            lra.tasks.load(config.task.name).load(config.task, Path(config.data_dir))
-            checked.append((config.task, config.data_dir))
+        key = f"{config.task} {config.data_dir}"
+        if key not in rows:
+            info, _ = lra.tasks.load(config.task.name).load(config.task, Path(config.data_dir))
+            rows[key] = info.splits["train"]
+        Budget(config.trainer, rows[key])
 
 
 def main(arguments: list[str]) -> int:

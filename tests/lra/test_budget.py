@@ -2,6 +2,7 @@
 
 import pytest
 
+from lra import sweep
 from lra.budget import Budget, Spent
 from lra.config import compose_run
 from lra.errors import UserError
@@ -59,6 +60,22 @@ def test_bad_values_name_their_key(values, message):
 def test_warm_up_longer_than_the_epochs_is_refused():
     with pytest.raises(UserError, match=r"trainer.epochs=1 of 16 rows are 2 steps, not more than trainer.warmup=60"):
         Budget(TrainerConfig(epochs=1, batch_size=8), 16)
+
+
+def test_a_batch_of_more_rows_than_there_are_is_refused_before_anything_is_written(tiny):
+    """The loader would fill it with rows that it has already."""
+    message = r"^trainer.batch_size=257 is more than the rows to train on, 256: .*give trainer.batch_size=256 or less"
+    config = compose_run([*tiny, "trainer.batch_size=257"])
+    with pytest.raises(UserError, match=message):
+        run(config)
+    assert not config.run_dir.exists()
+    for budget in ("trainer.steps=20", "trainer.tokens=1000", "trainer.seconds=1"):
+        with pytest.raises(UserError, match=message):
+            sweep.main([*tiny, "trainer.batch_size=256,257", budget])
+        with pytest.raises(UserError, match=message):
+            sweep.main([*tiny, "device=cpu", "trainer.batch_size=257", budget, "--dry-run"])
+    assert not list(config.run_dir.parent.glob("*"))
+    assert Budget(compose_run([*tiny, "trainer.batch_size=256", "trainer.epochs=3"]).trainer, 256).steps == 3
 
 
 def test_epochs_that_do_not_fit_the_rows_are_refused_before_anything_is_written(tiny):

@@ -21,7 +21,7 @@ def test_rsqrt_has_the_effective_peak_of_lra():
 
 def test_cosine_warms_up_linearly_peaks_once_and_never_reaches_zero_early():
     config = TrainerConfig(lr=1.0, schedule="cosine", warmup=10, steps=110)
-    rates = [learning_rate(config, step, Budget(config, 1).decay(step, Spent())) for step in range(1, 111)]
+    rates = [learning_rate(config, step, Budget(config, 1000).decay(step, Spent())) for step in range(1, 111)]
     assert rates[:10] == pytest.approx([0.1 * s for s in range(1, 11)])
     assert max(rates) == rates[9] == 1.0
     assert all(a > b for a, b in zip(rates[9:], rates[10:]))
