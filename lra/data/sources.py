@@ -114,7 +114,16 @@ def load(
     folder = locate(repo, revision, source=source, data_dir=data_dir, splits=splits)
     if folder is None:
         folder = _fetch(repo, revision, data_dir, splits)
+    if not any(_paths(folder, split) for split in splits) and (inside := _inside(folder, repo, splits)):
+        raise UserError(f"{folder}: {repo} lies deeper in it; name its own folder: task.source={inside}")
     return {split: _open(folder, split, columns) for split in splits}
+
+
+def _inside(folder: Path, repo: str, splits: Iterable[str]) -> Path | None:
+    """The folder of ``repo`` at or below one of a mirror of the Hub; None if it does not lie there."""
+    owner, name = repo.split("/")
+    places = (folder / name, folder / owner / name, folder / "hub" / owner / name)
+    return next((place for place in places if all(_paths(place, split) for split in splits)), None)
 
 
 def mirrors(repo: str, data_dir: Path) -> list[Path]:

@@ -66,6 +66,21 @@ def test_reads_a_folder_exactly_and_in_order(tmp_path, below):
     assert tables["train"].files == {name: tmp_path / "a [b]*" / name}
 
 
+@pytest.mark.parametrize("named", ["data/hub/someone", "data/hub", "data"])
+def test_a_folder_above_the_data_set_is_told_which_one_below_it_to_name(tmp_path, named):
+    folder = tmp_path / "data/hub/someone/reviews"
+    fill(folder / "plain_text")
+    with pytest.raises(UserError) as error:
+        load(tmp_path, source=tmp_path / named)
+    words = f"{tmp_path / named}: someone/reviews lies deeper in it; name its own folder: task.source="
+    assert str(error.value) == f"{words}{folder}"
+    assert load(tmp_path, source=str(error.value).split("task.source=")[1])["test"].rows == 2
+    # what is not whole there is no advice
+    (folder / "plain_text/test-00000-of-00001.parquet").unlink()
+    with pytest.raises(UserError, match=r": expected train-\*.parquet in it, in data/ or in plain_text/, found"):
+        load(tmp_path, source=tmp_path / named)
+
+
 def test_reads_shards_in_order_and_other_file_names(tmp_path):
     for i in range(12):
         write(tmp_path / "data" / f"train-{i:05}-of-00012.parquet", [f"{i}a", f"{i}b"])
