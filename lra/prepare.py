@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -67,8 +68,7 @@ def _prepare(config: RunConfig) -> int:
             bar.close()
             print("interrupted: nothing was left half-written; the same command starts again", file=sys.stderr)
             return 130
-    details = json.loads((folder / MANIFEST).read_text())["details"]
-    print(f"{folder}: ready\n{details['source']}; {details['exact']}")
+    print(f"{folder}: ready\n{_origin(config.task.name, json.loads((folder / MANIFEST).read_text()))}")
     return 0
 
 
@@ -99,17 +99,27 @@ def _prepared(name: str, folder: Path) -> str:
             raise ValueError("no manifest")
         manifest = json.loads((folder / MANIFEST).read_text())
         rows = [f"{manifest['splits'][split]['rows']:,}" for split in SPLITS]
-        origin = f"{manifest['details']['source']}; {manifest['details']['exact']}"
+        origin = _origin(name, manifest)
         version = manifest["version"]
         if manifest["format"] != FORMAT:
             origin = f"of format {manifest['format']}, where this program reads {FORMAT}: delete it"
     except PermissionError as error:
         origin = f"cannot be read ({error.strerror}): fix its permissions"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         rows, origin = ["?"] * len(SPLITS), "damaged: delete it and prepare it again"
     if version not in (None, lra.tasks.load(name).VERSION):
         origin = f"of version {version}, which is no longer read: delete it"
     return LINE.format(name, folder.name, *rows, size) + f"\n{'':<{TASK_WIDTH}}{origin}"
+
+
+def _origin(name: str, manifest: dict[str, Any]) -> str:
+    """Where the rows are from, how near to the original they are, and which options took a part of them."""
+    parameters, details = manifest["parameters"], manifest["details"]
+    usual = lra.tasks.load(name).Config()
+    options = {f"{split}_rows": parameters.get(f"{split}_rows") for split in SPLITS}
+    asked = [f"task.{key}={rows}" for key, rows in options.items() if rows and rows != getattr(usual, key)]
+    choice = "as many rows as" if parameters["source"] == "generated" else "a fixed choice of rows by"
+    return "; ".join([details["source"], details["exact"], *([f"{choice} {', '.join(asked)}"] if asked else [])])
 
 
 def _unprepared(name: str, overrides: list[str]) -> str:

@@ -156,8 +156,7 @@ class ListOps(PreparedTask):
         else:
             paths = _paths(config, data_dir)
             writer.details["source"] = f"LRA's files in {paths['train'].parent}"
-            some = any(_asked(config, split)[0] for split in arrays.SPLITS)
-            writer.details["exact"] = "a fixed choice of the rows of the files" if some else "the rows of the files"
+            writer.details["exact"] = "the rows of the files"
             _read_source(config, paths, writer, progress)
 
     @classmethod

@@ -146,8 +146,6 @@ def _details(config: Config, source: Source, counts: dict[str, int]) -> dict[str
     exact = f"row counts are the published {published}"
     if counts != PUBLISHED_ROWS:
         exact = f"not the published data: {found} rows instead of {published}"
-    if asked := [key for split in counts for rows, key in [_asked(config, split)] if rows]:
-        exact += f"; a fixed choice of rows by {', '.join(asked)}"
     if source.papers:
         exact += "; texts are joined from papers, with line ends and tabs as spaces"
     if config.fidelity == "lra" and config.length > ORIGINAL_BYTES:

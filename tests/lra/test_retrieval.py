@@ -186,7 +186,6 @@ def test_a_choice_of_rows_is_the_same_everywhere(tmp_path):
     assert set(choose(50, 7, "")) < set(numbers) == set(choose(50, 20, ""))
     found = manifest(config, tmp_path)["details"]["exact"]
     assert "not the published data: 50 / 50 / 50 rows" in found
-    assert "a fixed choice of rows by task.train_rows, task.validation_rows" in found
     assert "20 labels and pairs" in Retrieval.verify(config, tmp_path)[1]
     with pytest.raises(UserError, match=r"task.test_rows=51: the source has 50 rows; ask for at most as many"):
         Retrieval.prepare(Config(source=config.source, test_rows=51), tmp_path, ignore)
