@@ -96,11 +96,10 @@ def main() -> int:
         print(__version__)
         return 0
     if name not in COMMANDS:
-        import difflib
+        from lra.suggest import nearest
 
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        print(f"error: there is no command {name!r}; choose {' | '.join(COMMANDS)}{hint}", file=sys.stderr)
+        choice = " | ".join(COMMANDS)
+        print(f"error: there is no command {name!r}; choose {choice}{nearest(name, COMMANDS)}", file=sys.stderr)
         return 2
     try:
         code = COMMANDS[name](rest)

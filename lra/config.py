@@ -3,7 +3,6 @@
 Values live in ``conf/``; the dataclasses here and beside each mixer and task say what they mean.
 """
 
-import difflib
 import hashlib
 import json
 import re
@@ -28,6 +27,7 @@ from lra.errors import UserError
 from lra.paths import absolute
 from lra.protocol import TrainerConfig
 from lra.regimes import regime_of
+from lra.suggest import nearest, unknown_key
 from lra.tasks.base import TaskConfig
 from models.encoder import Encoder, EncoderConfig, matched_ffn_width, not_kept
 
@@ -233,6 +233,7 @@ def from_yaml(path: Path, overrides: list[str]) -> tuple[RunConfig, RunConfig]:
                 f"{override}: a resumed run takes key=value of single options, such as trainer.lr=0.001; for another "
                 f"backend, task or preset start a run with `lra train`"
             )
+    tree = OmegaConf.structured(RunConfig)
     try:
         saved = OmegaConf.load(path)
         lacking = [key for key in ("attention", "task") if not OmegaConf.is_dict(saved) or key not in saved]
@@ -241,7 +242,6 @@ def from_yaml(path: Path, overrides: list[str]) -> tuple[RunConfig, RunConfig]:
                 ("nothing" if not saved else f"no {' and no '.join(lacking)}") if OmegaConf.is_dict(saved) else "a list"
             )
             raise UserError(f"{path}: expected the keys of a run, found {found}; restore it, or start anew")
-        tree = OmegaConf.structured(RunConfig)
         for group, module in (("attention", attention), ("task", lra.tasks)):
             tree[group] = OmegaConf.structured(module.load(saved[group].name).Config)
         before = OmegaConf.merge(tree, saved)
@@ -251,7 +251,8 @@ def from_yaml(path: Path, overrides: list[str]) -> tuple[RunConfig, RunConfig]:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); name the directory of a run") from None
     except COMPOSITION_ERRORS as error:
         culprit = _culprit(str(error), overrides)
-        raise UserError(describe(error, overrides) if culprit else f"{path}: {describe(error, [])}") from None
+        text = describe(error, overrides, tree)
+        raise UserError(text if culprit else f"{path}: {text}") from None
     except (AttributeError, TypeError, KeyError, UnicodeDecodeError, YAMLError):
         raise UserError(f"{path}: not the configuration of a run; restore it, or start anew with `lra train`") from None
     return resolve(before), resolve(after)
@@ -272,14 +273,17 @@ COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
 """What Hydra raises for a bad override; a group set to null is a plain ``ValueError``."""
 
 
-def describe(error: Exception, overrides: list[str]) -> str:
-    """Hydra's and OmegaConf's exceptions as one line: key, expected, found, nearest valid name."""
+def describe(error: Exception, overrides: list[str], known: DictConfig | None = None) -> str:
+    """Hydra's and OmegaConf's exceptions as one line: key, expected, found, nearest valid name.
+
+    ``known`` has all valid keys; without it they are those that the overrides compose.
+    """
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        group, _, name = str(error.missing_cfg_file).partition("/")
         options = _group_options(group)
-        return f"{group}={name} is unknown; choose {' | '.join(options)}{_nearest(name, options)}"
+        return f"{group}={name} is unknown; choose {' | '.join(options)}{nearest(name, options)}"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: not a valid override; write key=value, and quote values with brackets or commas"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
@@ -289,8 +293,8 @@ def describe(error: Exception, overrides: list[str]) -> str:
         # of one given twice the last counts
         given = next((o for o in reversed(overrides) if o.lstrip("+~").split("=")[0] == key), key)
         if "not in" in text:
-            keys = list(_known_keys(overrides))
-            return f"{given}: there is no key {key!r}{_nearest(key, keys)}"
+            keys = _known_keys(_composed(overrides) if known is None else known)
+            return f"{given}: there is no key {key!r}{unknown_key(key, keys)}"
         return f"{given}: {_plain(text)}"
     if "Ambiguous value" in text or "requires --multirun" in text:
         return f"{text}: one run takes one value; for several use `lra sweep`, or -m"
@@ -338,20 +342,19 @@ def choices() -> str:
     return "\n".join(f"{group + '=':<12} {' | '.join(_group_options(group))}" for group in groups)
 
 
-def _nearest(name: str, choices: list[str]) -> str:
-    found = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.5)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-def _known_keys(overrides: list[str]) -> Iterator[str]:
-    """All keys of the configuration, with the groups that the overrides choose."""
-    register()
-    groups = {p.name for p in conf_dir().iterdir() if p.is_dir()}
-    chosen = [o for o in overrides if o.split("=")[0] in groups and "," not in o]
-    with initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE):
-        config = OmegaConf.to_container(compose("config", chosen), resolve=False)
-    for key, value in config.items():
+def _known_keys(config: DictConfig) -> Iterator[str]:
+    """All keys of a configuration, and the groups that leave no key of their own."""
+    tree = OmegaConf.to_container(config, resolve=False)
+    for key, value in tree.items():
         yield key
         if isinstance(value, dict):
             yield from (f"{key}.{name}" for name in value)
-    yield from groups
+    yield from (p.name for p in conf_dir().iterdir() if p.is_dir() and p.name not in tree)
+
+
+def _composed(overrides: list[str]) -> DictConfig:
+    """The configuration with the groups that the overrides choose, and no other change."""
+    register()
+    chosen = [o for o in overrides if (conf_dir() / o.split("=")[0]).is_dir() and "," not in o]
+    with initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE):
+        return compose("config", chosen)
