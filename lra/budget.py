@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lra.errors import UserError
 from lra.protocol import TrainerConfig
+from lra.words import count
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class Budget:
             self.steps = math.ceil(config.epochs * train_rows / config.batch_size)
             if config.warmup >= self.steps:
                 raise UserError(
-                    f"trainer.epochs={config.epochs} of {train_rows} rows are {self.steps} steps, not more than "
-                    f"trainer.warmup={config.warmup}: training would never leave its warm-up; lower trainer.warmup"
+                    f"trainer.epochs={config.epochs} of {count(train_rows, 'row')} make {count(self.steps, 'step')}, "
+                    f"not more than trainer.warmup={config.warmup}: training would never leave its warm-up; lower "
+                    f"trainer.warmup"
                 )
         elif config.tokens or config.seconds:
             self.steps = None

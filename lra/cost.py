@@ -19,6 +19,7 @@ from lra.memory import trim_malloc
 from lra.memory_limit import is_out_of_memory
 from lra.meter import Meter
 from lra.trainer import parameter_count
+from lra.words import about, count
 from models import build_model
 
 VOCABULARY, CLASSES = 32, 10
@@ -121,14 +122,14 @@ def describe_cost(configs: list[RunConfig]) -> str:
         total += cost.seconds
         lines.append(
             f"  {config.attention.name:<10} {config.task.name}@{config.task.length:<6} seed {config.seed:<3} "
-            f"{cost.steps:>7,} steps x {config.trainer.batch_size} rows  {cost.parameters:>11,} parameters  "
-            f"about {_human(cost.seconds):>11}  {_memory(config, cost)}"
+            f"{cost.steps:>7,} {'step ' if cost.steps == 1 else 'steps'} x {count(config.trainer.batch_size, 'row')}  "
+            f"{cost.parameters:>11,} parameters  {about(cost.seconds):>18}  {_memory(config, cost)}"
         )
     head = (
-        f"{len(configs)} runs on {configs[0].device}, extrapolated from one or a few rows timed on this machine;\n"
-        f"memory is one step at the longest row, with all its rows at once:"
+        f"{count(len(configs), 'run')} on {configs[0].device}, extrapolated from one or a few rows timed on this "
+        f"machine;\nmemory is one step at the longest row, with all its rows at once:"
     )
-    return "\n".join([head, *lines, f"  in all about {_human(total)}"])
+    return "\n".join([head, *lines, f"  in all {about(total)}"])
 
 
 def _estimate(config: RunConfig) -> Estimate:
@@ -153,13 +154,6 @@ def _memory(config: RunConfig, cost: Estimate) -> str:
     if not config.device.startswith("cuda") and cost.peak_bytes < least:
         return f"< {_size(least)}"
     return _size(cost.peak_bytes)
-
-
-def _human(seconds: float) -> str:
-    hours = seconds / 3600
-    if hours >= 48:
-        return f"{hours / 24:.1f} days"
-    return f"{hours:.1f} hours" if hours >= 1.5 else f"{seconds / 60:.1f} minutes"
 
 
 def _size(count: int) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from lra.errors import UserError
+from lra.words import count
 
 _SIGNS = ("can't allocate memory", "out of memory", "not enough memory", "bad_alloc", "cannot allocate memory")
 
@@ -17,7 +18,7 @@ class OutOfMemory(RuntimeError):
 
     def __init__(self, cause: BaseException, *, rows: int, length: int) -> None:
         first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-        super().__init__(f"out of memory with {rows} rows of {length} tokens at once: {first}")
+        super().__init__(f"out of memory with {count(rows, 'row')} of {length} tokens at once: {first}")
         self.rows, self.length = rows, length
 
 

@@ -58,7 +58,7 @@ def test_bad_values_name_their_key(values, message):
 
 
 def test_warm_up_longer_than_the_epochs_is_refused():
-    with pytest.raises(UserError, match=r"trainer.epochs=1 of 16 rows are 2 steps, not more than trainer.warmup=60"):
+    with pytest.raises(UserError, match=r"trainer.epochs=1 of 16 rows make 2 steps, not more than trainer.warmup=60"):
         Budget(TrainerConfig(epochs=1, batch_size=8), 16)
 
 
@@ -80,7 +80,7 @@ def test_a_batch_of_more_rows_than_there_are_is_refused_before_anything_is_writt
 
 def test_epochs_that_do_not_fit_the_rows_are_refused_before_anything_is_written(tiny):
     config = compose_run([*tiny, "trainer.epochs=1e-9"])
-    with pytest.raises(UserError, match="are 1 steps, not more than trainer.warmup"):
+    with pytest.raises(UserError, match="make 1 step, not more than trainer.warmup"):
         run(config)
     assert not config.run_dir.exists()
 

@@ -22,6 +22,39 @@ def test_the_report_sums_over_runs(tiny, monkeypatch):
     assert text.count("memory unknown") == 3
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "under a minute"),
+        (59.9, "under a minute"),
+        (61, "about 1 minute"),
+        (90, "about 1.5 minutes"),
+        (5399, "about 90.0 minutes"),
+        (5400, "about 1.5 hours"),
+        (200_000, "about 2.3 days"),
+    ],
+)
+def test_one_is_singular_and_short_is_not_nothing(tiny, monkeypatch, seconds, text):
+    monkeypatch.setattr("lra.cost.estimate", lambda config: Estimate(1, 1000, seconds, None))
+    config = compose_run([*tiny, "device=cpu", "trainer.batch_size=1", "trainer.steps=7"])
+    head, _, line, total = describe_cost([config]).splitlines()
+    assert head.startswith("1 run on cpu, ")
+    assert " 1 step  x 1 row  " in line
+    assert f"parameters  {text:>18}  memory" in line
+    assert total == f"  in all {text}"
+
+
+def test_the_columns_of_the_report_stand_below_each_other(tiny, monkeypatch):
+    costs = iter([Estimate(1, 1000, 0.1, None), Estimate(1234, 1000, 5399.0, None)])
+    monkeypatch.setattr("lra.cost.estimate", lambda config: next(costs))
+    configs = [compose_run([*tiny, "device=cpu", f"trainer.lr={lr}"]) for lr in (0.1, 0.2)]
+    head, _, first, second, _ = describe_cost(configs).splitlines()
+    assert head.startswith("2 runs on cpu, ")
+    assert "1,234 steps x 8 rows" in second
+    assert first.index(" x 8 rows") == second.index(" x 8 rows")
+    assert first.index("  memory unknown") == second.index("  memory unknown")
+
+
 def test_a_real_probe_gives_a_time_and_the_parameters(tiny):
     got = estimate(compose_run([*tiny, "device=cpu"]))
     assert got.seconds > 0
