@@ -56,10 +56,10 @@ def _single(section: Section) -> list[Part]:
     fields |= {
         "train s": lambda c: _number(c.train_seconds),
         "tokens/s": lambda c: _number(c.tokens_per_second),
-        "× softmax": lambda c: _number(c.speed_vs_softmax, 2),
-        "peak MiB": _mebibytes,
-        "params": lambda c: _parameters([c], section),
     }
+    if _with_baseline(section):
+        fields["× softmax"] = lambda c: _number(c.speed_vs_softmax, 2)
+    fields |= {"peak MiB": _mebibytes, "params": lambda c: _parameters([c], section)}
     first_word = len(fields)
     fields |= {name: read for name, read in RAN.items() if name == "kernel" or len({read(c) for c in cells}) > 1}
     rows = [[read(cell) for read in fields.values()] for cell in cells]
@@ -76,7 +76,7 @@ def _several(section: Section) -> list[Part]:
     """Several columns: a table for each figure, backends down, columns across."""
     n, averaged = _usual_n(section), bool(section.averaged)
     labels = [column.label for column in section.columns]
-    rows = _pivot(section, lambda cell: _accuracy(cell, n))
+    rows = _pivot(section, section.columns, lambda cell: _accuracy(cell, n))
     majority = ["majority class", *(_majority(section, column) for column in section.columns)]
     if averaged:
         for row in rows:
@@ -84,13 +84,19 @@ def _several(section: Section) -> list[Part]:
         majority.append("")
     header = ["backend", *labels, *(["avg"] if averaged else [])]
     parts: list[Part] = [Table("Test accuracy, %", header, [*rows, majority])]
-    for caption, read in (
-        ("Training time, s", lambda cell: _number(cell.train_seconds)),
-        ("Throughput relative to softmax, ×", lambda cell: _number(cell.speed_vs_softmax, 2)),
-        ("Throughput, tokens/s", lambda cell: _number(cell.tokens_per_second)),
-        ("Peak memory, MiB", _mebibytes),
+    for caption, read, columns in (
+        ("Training time, s", lambda cell: _number(cell.train_seconds), section.columns),
+        (
+            "Throughput relative to softmax, ×",
+            lambda cell: _number(cell.speed_vs_softmax, 2),
+            _with_baseline(section),
+        ),
+        ("Throughput, tokens/s", lambda cell: _number(cell.tokens_per_second), section.columns),
+        ("Peak memory, MiB", _mebibytes, section.columns),
     ):
-        parts.append(Table(caption, ["backend", *labels], _pivot(section, read)))
+        if columns:
+            header = ["backend", *(column.label for column in columns)]
+            parts.append(Table(caption, header, _pivot(section, columns, read)))
     ran = []
     for backend in section.backends:
         cells = [cell for column in section.columns if (cell := section.get(backend, column))]
@@ -115,12 +121,17 @@ def _settings(section: Section) -> Table:
     return Table("Protocol of each column", header, rows, frozenset({0, 1, 2, 3, 6}))
 
 
-def _pivot(section: Section, read: Callable[[Cell], str]) -> list[list[str]]:
+def _with_baseline(section: Section) -> list[Column]:
+    """The columns in which some backend has a speed relative to softmax."""
+    return [c for c in section.columns if any(cell.speed_vs_softmax is not None for cell in section.of(c))]
+
+
+def _pivot(section: Section, columns: list[Column], read: Callable[[Cell], str]) -> list[list[str]]:
     def cell_text(backend: str, column: Column) -> str:
         cell = section.get(backend, column)
         return read(cell) if cell else MISSING
 
-    return [[b, *(cell_text(b, column) for column in section.columns)] for b in section.backends]
+    return [[b, *(cell_text(b, column) for column in columns)] for b in section.backends]
 
 
 def _notes(section: Section) -> list[str]:
@@ -143,10 +154,14 @@ def _notes(section: Section) -> list[str]:
             f"Average: over {names}, the columns that every backend here has run (Path-X never counts, as "
             "in LRA); blank where a cell has no accuracy, for a failure is not 50 %."
         )
+    compared = _with_baseline(section)
+    speeds = "tokens/s and × softmax" if compared else "tokens/s"
     notes.append(
-        "Time is data plus compute, mean over seeds; tokens/s and × softmax are medians of the real tokens; "
+        f"Time is data plus compute, mean over seeds; {speeds} are medians of the real tokens; "
         "evaluation and compilation are not in them."
     )
+    if lacking := [column.label for column in section.columns if column not in compared]:
+        notes.append(f"No × softmax for {', '.join(lacking)}: no softmax run here has a speed to compare with.")
     marks = " ".join(cell.failures for cell in cells)
     notes += [f"{text}." for mark, text in LEGEND.items() if mark in marks]
     kinds = _join(kind for cell in cells for kind in cell.memory_kinds)

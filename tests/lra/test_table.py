@@ -132,7 +132,7 @@ def test_a_missing_cell_and_a_smaller_n_are_shown():
 def test_speed_is_relative_to_softmax_in_the_same_column():
     rows = [make_row(), make_row("flash", tokens_per_second=2500.0)]
     assert one_column(rows)["flash"]["× softmax"] == "2.50"
-    assert one_column(rows[1:])["flash"]["× softmax"] == "–"
+    assert "× softmax" not in one_column(rows[1:])["flash"]
 
 
 def test_speeds_of_two_devices_are_not_compared():
@@ -158,7 +158,7 @@ def test_unknown_figures_are_blank_never_zero():
     frame = pd.read_csv(io.StringIO(render([row], "csv")))
     assert frame[["tokens_per_second", "peak_memory_bytes", "parameters", "train_seconds"]].isna().all(axis=None)
     line = one_column([row])["softmax"]
-    assert {line[name] for name in ("train s", "tokens/s", "× softmax", "peak MiB", "params")} == {"–"}
+    assert {line[name] for name in ("train s", "tokens/s", "peak MiB", "params")} == {"–"}
 
 
 def test_the_majority_class_has_its_own_row():
