@@ -25,6 +25,7 @@ SMALLEST, LARGEST = 36.0, 800.0
 LOG_FROM = 5
 """Speeds further apart than this factor get a logarithmic axis."""
 INK, PALE = "#333333", "#777777"
+MAJORITY = "majority class"
 
 
 def draw(cells: list[Cell]) -> bytes:
@@ -150,8 +151,8 @@ def _titles(axes: Axes, column: Column, cells: list[Cell]) -> None:
     majority = next((100 * cell.majority for cell in cells if cell.majority is not None), None)
     if majority is not None:
         axes.axhline(majority, color="#888888", linestyle="--", linewidth=1, zorder=1)
-        place = dict(xycoords=axes.get_yaxis_transform(), xytext=(-2, -3), textcoords="offset points")
-        axes.annotate("majority class", (1, majority), **place, ha="right", va="top", fontsize=7.5, color=PALE)
+        place = dict(xycoords=axes.get_yaxis_transform(), xytext=(0, 0), textcoords="offset points")
+        axes.annotate(MAJORITY, (1, majority), **place, fontsize=7.5, color=PALE)
 
 
 def _error_bar(cell: Cell) -> tuple[float, float]:
@@ -185,14 +186,20 @@ def _ranges(axes: Axes, drawn: list[Cell]) -> None:
 
 
 def _place(axes: Axes, labels: list[Annotation]) -> None:
-    """Put each label where it covers the least: right of its bubble, left, above, below, then further off."""
+    """Put each label where it covers the least: right of its bubble, left, above, below, then further off.
+
+    That of the majority class comes first, as it has its line to move along.
+    """
     renderer = axes.figure.canvas.get_renderer()
     frame = axes.get_window_extent(renderer)
     solid = [_disc(dots) for dots in axes.collections if isinstance(dots, PathCollection)]
     # an error bar may be crossed at a price: 3 pixels wide for the cost
     bars = [bars.get_window_extent(renderer).padded(3) for bars in axes.collections
             if isinstance(bars, LineCollection)]  # fmt: skip
-    solid += [text.get_window_extent(renderer) for text in axes.texts if text not in labels]
+    line = next((text for text in axes.texts if text.get_text() == MAJORITY and text not in labels), None)
+    solid += [text.get_window_extent(renderer) for text in axes.texts if text not in (*labels, line)]
+    if line is not None:
+        solid.append(_place_on_line(line, frame, solid, bars))
     for label in sorted(labels, key=lambda label: (label.xy[1], label.xy[0])):
         gap = label.xyann[0]
         spots = [(gap, 0, "left"), (-gap, 0, "right"), (0, gap + 5, "center"), (0, -gap - 5, "center")]
@@ -210,6 +217,32 @@ def _place(axes: Axes, labels: list[Annotation]) -> None:
         label.set(ha=align)
         label.xyann = (x, y)
         solid.append(label.get_window_extent(renderer).padded(1))
+
+
+def _place_on_line(label: Annotation, frame: Bbox, solid: list[Bbox], bars: list[Bbox]) -> Bbox:
+    """Put the label of a horizontal line where the fewest things are: at its right end if free; returns its box."""
+    renderer = label.figure.canvas.get_renderer()
+    spots = [(at, side) for at in (1, 0, 0.75, 0.25, 0.5) for side in ("top", "bottom")]
+    boxes = []
+    for at, side in spots:
+        _set_on_line(label, at, side)
+        boxes.append(label.get_window_extent(renderer).padded(1))
+    costs = [
+        4 * sum(_overlap(box, other) for other in solid)
+        + 2 * sum(_overlap(box, other) for other in bars)
+        + 40 * (box.width * box.height - _overlap(box, frame.padded(2)))
+        for box in boxes
+    ]
+    best = costs.index(min(costs))
+    _set_on_line(label, *spots[best])
+    return boxes[best]
+
+
+def _set_on_line(label: Annotation, at: float, side: str) -> None:
+    """At a share of the width of the panel, with ``side`` of the text at the line."""
+    label.xy = (at, label.xy[1])
+    label.set(ha={0: "left", 1: "right"}.get(at, "center"), va=side)
+    label.xyann = ({0: 2, 1: -2}.get(at, 0), -3 if side == "top" else 3)
 
 
 def _disc(dots: PathCollection) -> Bbox:

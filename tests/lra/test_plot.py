@@ -6,6 +6,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from lra import plot
 from lra.cells import Cell, Column
 from lra.plot import PALETTE, draw
 
@@ -93,3 +94,21 @@ def test_names_with_dollars_are_text():
 def test_the_same_cells_give_the_same_picture():
     cells = [make_cell("softmax"), make_cell("flash", 0.5, 2000.0)]
     assert draw(cells) == draw(cells)
+
+
+@pytest.mark.parametrize("speeds", [(1000.0, 3000.0), (3000.0, 1000.0)])
+def test_no_bubble_covers_the_label_of_the_majority_class(monkeypatch, speeds):
+    boxes = []
+    place = plot._place_on_line
+
+    def noted(label, frame, solid, bars):
+        box = place(label, frame, solid, bars)
+        boxes.append((box, list(solid)))
+        return box
+
+    monkeypatch.setattr(plot, "_place_on_line", noted)
+    # one bubble on the line, at its right or at its left end
+    draw([make_cell("softmax", 0.165, speeds[0], 4000 * MIB), make_cell("flash", 0.6, speeds[1], 400 * MIB)])
+    ((label, bubbles),) = boxes
+    assert len(bubbles) >= 2
+    assert not any(label.overlaps(bubble) for bubble in bubbles)
