@@ -88,6 +88,11 @@ def test_the_signs_of_ended_memory():
     with memory_limit(0.01, torch.device("cpu")), pytest.raises(RuntimeError) as caught:
         torch.zeros(1 << 30)
     assert is_out_of_memory(caught.value)
+    # oneDNN tells of nothing but a failure: below a limit it is taken for memory
+    primitive = RuntimeError("could not create a primitive")
+    assert not is_out_of_memory(primitive)
+    with memory_limit(1, torch.device("cpu")):
+        assert is_out_of_memory(primitive)
 
 
 def test_nan_names_step_module_rows_and_the_last_good_checkpoint(tiny, monkeypatch):
