@@ -70,3 +70,26 @@ def check_heads(width: int, num_heads: int) -> None:
     if num_heads < 1 or width % num_heads:
         fits = [h for h in range(1, min(width, 64) + 1) if width % h == 0]
         raise ValueError(f"model.num_heads={num_heads} does not divide model.width={width}; use one of {fits}")
+
+
+def check_tokens(x: torch.Tensor, key_mask: torch.Tensor | None, width: int) -> None:
+    """Raise ``ValueError`` unless a mixer of ``width`` can mix ``x (B, L, D)`` under ``key_mask (B, L)``."""
+    if x.dim() != 3 or x.shape[2] != width or not x.shape[1] or not x.is_floating_point():
+        raise ValueError(
+            f"a mixer takes floating point x (B, L, {width}) with L > 0; got {x.dtype} {tuple(x.shape)}; give it "
+            f"embedded tokens, as many numbers a token as model.width={width}"
+        )
+    if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]):
+        raise ValueError(
+            f"a mixer takes a bool key_mask {tuple(x.shape[:2])} beside this x, True = real token; "
+            f"got {key_mask.dtype} {tuple(key_mask.shape)}; 0 and 1 become such a mask with .bool()"
+        )
+
+
+def check_token(x: torch.Tensor, width: int) -> None:
+    """Raise ``ValueError`` unless ``x (B, D)`` is one token a row for a mixer of ``width``."""
+    if x.dim() != 2 or x.shape[1] != width or not x.is_floating_point():
+        raise ValueError(
+            f"step takes one token a row, floating point x (B, {width}); got {x.dtype} {tuple(x.shape)}; "
+            "give x[:, t] for token t"
+        )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attention.base import Mixer, MixerConfig, check_heads
+from attention.base import Mixer, MixerConfig, check_heads, check_token, check_tokens
 from attention.kernels.wkv7 import initial_state, wkv7, wkv7_step
 from attention.rwkv import ChannelMix, shift, zero_hidden
 
@@ -71,6 +71,7 @@ class RWKV7(Mixer):
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
+        check_tokens(x, key_mask, self.width)
         x = zero_hidden(x, key_mask)
         kernel = self.config.kernel
         y = self.forwards(x, shift(x, 1), key_mask, kernel)
@@ -97,6 +98,7 @@ class RWKV7(Mixer):
     def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """One token of the causal form: ``x (B, D)`` -> ``(B, D)`` and the next state."""
         self._check_streaming()
+        check_token(x, self.width)
         last, sums = state
         y, sums = self.forwards.step(x, last, sums)
         return self.output(y), (x, sums)
@@ -172,7 +174,7 @@ class Direction(nn.Module):
         """Norm, bonus of the current token, gate: ``y (..., H, E)`` -> ``(..., C)``."""
         r, _, k, v, _, _ = parts
         lead = y.shape[:-2]
-        y = self.norm(y.reshape(-1, gate.shape[-1])).view(*lead, -1)
+        y = self.norm(y.reshape(lead.numel(), gate.shape[-1])).view(gate.shape)
         bonus = (r * k * self.bonus).sum(-1, keepdim=True) * v
         return (y + bonus.flatten(-2)) * gate
 

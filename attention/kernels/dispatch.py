@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+DEVICES = ("cpu", "cuda")
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -14,7 +16,7 @@ class Kernel:
 
     name: str
     run: Callable
-    devices: tuple[str, ...] = ("cpu", "cuda")
+    devices: tuple[str, ...] = DEVICES
     missing: Callable[[], str | None] = lambda: None
     """Why the kernel cannot run on this machine and what to install, or None when it can."""
     refuses: Callable[..., str | None] = lambda *args, **kwargs: None
@@ -42,15 +44,22 @@ def _kernels(op: str) -> list[Kernel]:
     return _OPS[op]
 
 
+def _kind(device: str) -> str:
+    kind, _, index = str(device).partition(":")
+    if kind not in DEVICES or (index and not index.isdecimal()):
+        raise ValueError(f"device {device!r} is unknown; kernels run on {' | '.join(DEVICES)}")
+    return kind
+
+
 def available(op: str, device: str) -> list[str]:
     """Names that ``kernel=`` accepts for ``op`` on ``device`` ("cpu", "cuda"), best first."""
-    kind = torch.device(device).type
+    kind = _kind(device)
     return [k.name for k in _kernels(op) if kind in k.devices and k.missing() is None]
 
 
 def missing(op: str, device: str) -> dict[str, str]:
     """The kernels of ``op`` for ``device`` that cannot run on this machine, each with the reason."""
-    kind = torch.device(device).type
+    kind = _kind(device)
     reasons = {k.name: k.missing() for k in _kernels(op) if kind in k.devices}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -94,7 +103,9 @@ def call(op: str, kernel: str, device: torch.device, *args: object, **kwargs: ob
         else:
             reason = f"it runs on {', '.join(candidate.devices)} only"
         if reason is None:
-            result = candidate.run(*args, **kwargs)
+            # an op computes in the dtype of what it is given: autocast would round exponents and sums to bf16
+            with torch.autocast(device.type, enabled=False):
+                result = candidate.run(*args, **kwargs)
             setattr(_used, op, candidate.name)
             return result
     raise ValueError(

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from attention.kernels import dispatch, favor_native, favor_triton, native
 from attention.kernels.favor_torch import FEATURES, chunked
-from attention.kernels.inputs import check_qkv, zero_hidden
+from attention.kernels.inputs import check_qkv, check_tensors, zero_hidden
 
 OP = "favor_attention"
 PROJECTIONS = ("orthogonal", "regularised", "iid")
@@ -44,15 +44,16 @@ def favor_attention(
 ) -> torch.Tensor:
     """FAVOR+ attention: ``(B, H, L, Ev)``; a query that sees no key gives zeros and gets zero gradients."""
     check_qkv(q, k, v, key_mask, OP)
+    check_tensors(OP, q=q, projection=projection)
     if features not in FEATURES:
         raise ValueError(f"attention.features={features!r} is unknown; choose {' | '.join(FEATURES)}")
     if projection.dim() != 2 or projection.shape[1] != q.shape[-1] or not projection.shape[0]:
-        raise ValueError(f"{OP}: projection must be (M, {q.shape[-1]}); got {tuple(projection.shape)}")
-    # autocast would round the exponents to bf16
-    with torch.autocast(q.device.type, enabled=False):
-        return dispatch.call(
-            OP, kernel, q.device, q, k, v, projection, features=features, key_mask=key_mask, causal=causal
+        raise ValueError(
+            f"{OP}: projection must be (M, {q.shape[-1]}), a row a feature; got {tuple(projection.shape)}; "
+            f"orthogonal_projection(M, {q.shape[-1]}) draws one"
         )
+    options = {"features": features, "key_mask": key_mask, "causal": causal}
+    return dispatch.call(OP, kernel, q.device, q, k, v, projection, **options)
 
 
 def orthogonal_projection(

@@ -97,7 +97,7 @@ class _Sequence:
 
     def tile(self) -> int:
         """Chunk length of the bidirectional form."""
-        return max(64, TILE[self.v.device.type] // (self.v.shape[0] * self.map.num_features))
+        return max(64, TILE[self.v.device.type] // (max(1, self.v.shape[0]) * self.map.num_features))
 
     def chunks(self, length: int) -> list[slice]:
         """Consecutive slices of L."""

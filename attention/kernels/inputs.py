@@ -9,28 +9,51 @@ EMULATES_HALF = torch.backends.cpu.get_cpu_capability() == "AVX2"
 """Whether this CPU lacks arithmetic in bf16 and fp16: torch then emulates it, at about 1 % of the fp32 speed."""
 
 
+def check_tensors(op: str, **named: torch.Tensor | None) -> None:
+    """Raise ``ValueError`` unless all are floating point tensors, ``key_mask`` apart, on one device."""
+    first, device = None, None
+    for name, x in named.items():
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(f"{op}: {name} must be a tensor; got {type(x).__name__}; give torch.as_tensor(...)")
+        if name != "key_mask" and not x.is_floating_point():
+            raise ValueError(f"{op}: {name} must be of a floating point dtype; got {x.dtype}; give {name}.float()")
+        if first is None:
+            first, device = name, x.device
+        elif x.device != device:
+            raise ValueError(
+                f"{op}: all tensors must be on one device; {first} is on {device}, {name} on {x.device}; "
+                f"give {name}.to({first}.device)"
+            )
+
+
 def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None, op: str) -> None:
     """Raise ``ValueError`` unless q, k, v ``(B, H, L, E)`` and the bool key mask ``(B, L)`` fit together."""
+    check_tensors(op, q=q, k=k, v=v, key_mask=key_mask)
     if not q.dim() == k.dim() == v.dim() == 4:
-        raise ValueError(f"{op}: q, k, v must be (B, H, L, E); got {q.dim()}, {k.dim()} and {v.dim()} dimensions")
+        raise ValueError(
+            f"{op}: q, k, v must be (B, H, L, E); got {q.dim()}, {k.dim()} and {v.dim()} dimensions; "
+            f"split the width into heads, x.unflatten(-1, (H, E)).transpose(1, 2)"
+        )
     if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
         raise ValueError(
             f"{op}: q and k must have one shape (B, H, L, E) and v the same B, H, L; "
-            f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+            f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}; expand what is shared between heads"
         )
     if not (q.shape[2] and q.shape[3] and v.shape[3]):
         raise ValueError(
             f"{op}: q, k, v must have L > 0, E > 0 and Ev > 0; got q {tuple(q.shape)}, v {tuple(v.shape)}; "
             "leave out calls without a token"
         )
-    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise ValueError(f"{op}: q, k, v must share a floating point dtype; got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"{op}: q, k, v must share a dtype; got {q.dtype}, {k.dtype}, {v.dtype}; convert with .to()")
     if key_mask is None:
         return
     if key_mask.dtype != torch.bool or key_mask.shape != (q.shape[0], q.shape[2]):
         raise ValueError(
             f"{op}: key_mask must be bool {(q.shape[0], q.shape[2])} with True = real token; "
-            f"got {key_mask.dtype} {tuple(key_mask.shape)}"
+            f"got {key_mask.dtype} {tuple(key_mask.shape)}; 0 and 1 become such a mask with .bool()"
         )
 
 

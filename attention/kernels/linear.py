@@ -31,8 +31,7 @@ def linear_attention(
 ) -> torch.Tensor:
     """Linear attention: ``(B, H, L, Ev)``; a query that sees no key gives zeros and gets zero gradients."""
     check_qkv(q, k, v, key_mask, OP)
-    with torch.autocast(q.device.type, enabled=False):
-        return dispatch.call(OP, kernel, q.device, q, k, v, key_mask=key_mask, causal=causal)
+    return dispatch.call(OP, kernel, q.device, q, k, v, key_mask=key_mask, causal=causal)
 
 
 def initial_state(like: torch.Tensor, batch: int, heads: int, width: int) -> torch.Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from attention.kernels import dispatch, selective_scan_native
+from attention.kernels.inputs import check_tensors
 from attention.kernels.selective_scan_chunked import selective_scan_chunked
 
 
@@ -127,11 +128,17 @@ def _check(
     delta_bias: Tensor | None,
     state: Tensor | None,
 ) -> None:
-    if u.dim() != 3 or u.shape[1] == 0:
-        raise ValueError(f"selective_scan takes u of shape (B, L, D) with L > 0, got {tuple(u.shape)}")
+    tensors = {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias, "state": state}
+    check_tensors("selective_scan", **tensors)
+    if u.dim() != 3 or 0 in u.shape[1:]:
+        raise ValueError(
+            f"selective_scan: u must be (B, L, D) with L, D > 0; got {tuple(u.shape)}; leave out calls without a token"
+        )
     batch, length, channels = u.shape
-    if A.dim() != 2 or A.shape[0] != channels or A.is_complex():
-        raise ValueError(f"selective_scan takes a real A of shape ({channels}, N), got {A.dtype} {tuple(A.shape)}")
+    if A.dim() != 2 or A.shape[0] != channels or not A.shape[1]:
+        raise ValueError(
+            f"selective_scan: A must be ({channels}, N), a row a channel of u; got {tuple(A.shape)}; transpose it?"
+        )
     states = A.shape[1]
     wanted = {
         "delta": (delta, (batch, length, channels)),
@@ -144,7 +151,10 @@ def _check(
     }
     for name, (given, shape) in wanted.items():
         if given is not None and given.shape != shape:
-            raise ValueError(f"selective_scan takes {name} of shape {shape} here, got {tuple(given.shape)}")
+            raise ValueError(
+                f"selective_scan: {name} must be {shape} beside this u and A; got {tuple(given.shape)}; no dimension "
+                "is broadcast"
+            )
 
 
 dispatch.register(

@@ -48,16 +48,15 @@ def _reference(
     dtype = accumulation_dtype(q.dtype)
     if key_mask is not None:
         k, v = zero_hidden(k, v, key_mask)
-    with torch.autocast(q.device.type, enabled=False):
-        scores = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * q.shape[-1] ** -0.5  # (B, H, L, L)
-        hidden = _hidden_pairs(key_mask, causal, q.shape[2], q.device)
-        if hidden is not None:
-            # the lowest finite value, not -inf: a row without any key stays free of NaN, and is zeroed below
-            scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
-        weights = scores.softmax(-1)
-        if hidden is not None:
-            weights = weights.masked_fill(hidden, 0.0)
-        out = (weights @ v.to(dtype)).to(v.dtype)
+    scores = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * q.shape[-1] ** -0.5  # (B, H, L, L)
+    hidden = _hidden_pairs(key_mask, causal, q.shape[2], q.device)
+    if hidden is not None:
+        # the lowest finite value, not -inf: a row without any key stays free of NaN, and is zeroed below
+        scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
+    weights = scores.softmax(-1)
+    if hidden is not None:
+        weights = weights.masked_fill(hidden, 0.0)
+    out = (weights @ v.to(dtype)).to(v.dtype)
     return _zero_queries(out, key_mask) if skip_masked_queries else out
 
 
@@ -91,8 +90,7 @@ def _flash(
     """
     if EMULATES_HALF and q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16):
         options = {"key_mask": key_mask, "causal": causal, "skip_masked_queries": skip_masked_queries}
-        with torch.autocast("cpu", enabled=False):
-            return _flash(q.float(), k.float(), v.float(), **options).to(v.dtype)
+        return _flash(q.float(), k.float(), v.float(), **options).to(v.dtype)
     if key_mask is None or key_mask.all():
         return _pinned(SDPBackend.FLASH_ATTENTION, q, k, v, None, causal)
     if q.shape[-1] == v.shape[-1]:

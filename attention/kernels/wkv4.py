@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attention.kernels import dispatch, wkv4_native, wkv4_triton
+from attention.kernels.inputs import check_tensors
 from attention.kernels.wkv4_scan import NEVER, State, wkv4_scan
 
 
@@ -167,20 +168,37 @@ def _check(
     state: State | None,
     bidirectional: bool,
 ) -> None:
-    if k.dim() != 3 or k.shape != v.shape or k.shape[1] == 0:
-        raise ValueError(f"wkv4 takes k and v of one shape (B, L, C) with L > 0, got {_shapes(k, v)}")
+    check_tensors("wkv4", k=k, v=v, time_decay=time_decay, u=u, key_mask=key_mask)
+    if k.dim() != 3 or k.shape != v.shape or 0 in k.shape[1:]:
+        raise ValueError(
+            f"wkv4: k and v must be of one shape (B, L, C) with L, C > 0; got {_shapes(k, v)}; heads are flattened "
+            "into C, and there is no call without a token"
+        )
+    if k.dtype != v.dtype:
+        raise ValueError(f"wkv4: k and v must share a dtype; got {k.dtype} and {v.dtype}; convert one with .to()")
     batch, length, channels = k.shape
     if time_decay.shape != (channels,) or u.shape != (channels,):
-        raise ValueError(f"wkv4 takes time_decay and u of shape ({channels},), got {_shapes(time_decay, u)}")
+        raise ValueError(
+            f"wkv4: time_decay and u must be of shape ({channels},), a number a channel of k; "
+            f"got {_shapes(time_decay, u)}"
+        )
     if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (batch, length)):
         raise ValueError(
-            f"key_mask must be bool of shape ({batch}, {length}), True = real token; "
-            f"got {key_mask.dtype} {_shapes(key_mask)}"
+            f"wkv4: key_mask must be bool of shape ({batch}, {length}), True = real token; "
+            f"got {key_mask.dtype} {_shapes(key_mask)}; 0 and 1 become such a mask with .bool()"
         )
-    if state is not None and bidirectional:
+    if state is None:
+        return
+    if bidirectional:
         raise ValueError("a bidirectional wkv4 sees the whole sequence and takes no state; use state=None")
-    if state is not None and any(part.shape != (batch, channels) for part in state):
-        raise ValueError(f"state must be three tensors of shape ({batch}, {channels}), got {_shapes(*state)}")
+    if not isinstance(state, tuple | list) or len(state) != 3:
+        raise ValueError(f"wkv4: state must be three tensors (num, den, max); got {state!r:.60}; see initial_state")
+    check_tensors("wkv4", k=k, **dict(zip(("num", "den", "max"), state)))
+    if any(part.shape != (batch, channels) for part in state):
+        raise ValueError(
+            f"wkv4: state must be three tensors of shape ({batch}, {channels}); got {_shapes(*state)}; "
+            "take it from a call with the same batch"
+        )
 
 
 def _shapes(*tensors: Tensor) -> str:

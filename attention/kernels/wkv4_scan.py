@@ -55,9 +55,13 @@ def wkv4_scan(
         return None
     if bidirectional:
         return y, None
-    if end[1].amin() < _floor(dtype):
+    if _least(end[1]) < _floor(dtype):
         return y, _far_end(time_decay, k, v, state, dtype)
     return y, _rescale(end, scale)
+
+
+def _least(x: Tensor) -> Tensor:
+    return x.amin() if x.numel() else x.new_full((), torch.inf)
 
 
 def _floor(dtype: torch.dtype) -> float:
@@ -169,7 +173,7 @@ class _Scan(torch.autograd.Function):
         if key_mask is not None:
             # no gradient comes back from a masked query
             den.masked_fill_(~key_mask[..., None], torch.inf)
-        smallest = den.amin()
+        smallest = _least(den)
         inverse = den.reciprocal_()
         y = torch.addcmul(past[0], ekv, bonus).mul_(inverse)
         if key_mask is not None:

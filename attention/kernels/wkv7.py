@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attention.kernels import dispatch, native
+from attention.kernels.inputs import check_tensors
 from attention.kernels.wkv7_chunked import wkv7_chunked
 
 
@@ -147,16 +148,23 @@ def _fla_refuses(*inputs: Tensor, state: Tensor | None) -> str | None:
 
 def _check(r: Tensor, logw: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor | None) -> None:
     named = {"logw": logw, "k": k, "a": a, "b": b}
-    if r.dim() != 4 or r.shape[1] == 0:
-        raise ValueError(f"wkv7 takes r of shape (B, L, H, K) with L > 0, got {tuple(r.shape)}")
+    check_tensors("wkv7", r=r, **named, v=v, state=state)
+    if r.dim() != 4 or 0 in r.shape[1:]:
+        raise ValueError(
+            f"wkv7: r must be (B, L, H, K) with L, H, K > 0; got {tuple(r.shape)}; split the width into heads, and "
+            "leave out calls without a token"
+        )
     for name, x in named.items():
         if x.shape != r.shape:
-            raise ValueError(f"wkv7 takes {name} in the shape of r, {tuple(r.shape)}, got {tuple(x.shape)}")
-    if v.dim() != 4 or v.shape[:3] != r.shape[:3]:
-        raise ValueError(f"wkv7 takes v of shape {(*r.shape[:3], 'V')}, got {tuple(v.shape)}")
+            raise ValueError(f"wkv7: {name} must have the shape of r, {tuple(r.shape)}; got {tuple(x.shape)}")
+    if v.dim() != 4 or v.shape[:3] != r.shape[:3] or not v.shape[3]:
+        raise ValueError(f"wkv7: v must be {(*r.shape[:3], 'V')} beside this r; got {tuple(v.shape)}")
     want = (r.shape[0], r.shape[2], v.shape[3], r.shape[3])
     if state is not None and state.shape != want:
-        raise ValueError(f"wkv7 takes a state of shape (B, H, V, K) = {want}, got {tuple(state.shape)}")
+        raise ValueError(
+            f"wkv7: state must be (B, H, V, K) = {want}; got {tuple(state.shape)}; take it from a call with the same "
+            "batch, or from initial_state"
+        )
     if logw.device.type == "cpu" and (logw > 0).any():
         raise ValueError(
             f"logw is the logarithm of a decay, never positive, got {logw.max():.3g}; "

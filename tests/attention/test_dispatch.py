@@ -91,3 +91,10 @@ def test_the_real_ops():
         assert len(names) > 1
     on_gpu = kernels.available("softmax_attention", "cuda")
     assert [name for name in on_gpu if name != "varlen"] == ["flash", "efficient", "reference"]
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", ""])
+def test_unknown_device_lists_the_devices(device):
+    with pytest.raises(ValueError, match=f"device '{device}' is unknown; kernels run on cpu . cuda"):
+        kernels.available("wkv4", device)
+    assert kernels.available("wkv4", "cpu:0") == kernels.available("wkv4", "cpu")

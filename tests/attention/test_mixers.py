@@ -244,3 +244,76 @@ def test_performer_redraw():
 def test_performer_options(option, message):
     with pytest.raises(ValueError, match=message):
         build("performer", **option)
+
+
+@pytest.mark.parametrize(
+    ("x", "mask", "message"),
+    [
+        (torch.zeros(5, WIDTH), None, "x .B, L, 16.*got torch.float32 .5, 16.*give"),
+        (torch.zeros(2, 5, 3), None, "got torch.float32 .2, 5, 3"),
+        (torch.zeros(2, 0, WIDTH), None, "L > 0; got torch.float32 .2, 0, 16"),
+        (torch.zeros(2, 5, WIDTH, dtype=torch.int64), None, "got torch.int64"),
+        (torch.zeros(2, 5, WIDTH), torch.ones(2, 5), "bool key_mask .2, 5.*got torch.float32.*[.]bool"),
+        (torch.zeros(2, 5, WIDTH), torch.ones(2, 4, dtype=torch.bool), "got torch.bool .2, 4"),
+    ],
+    ids=["rank", "width", "no-token", "integers", "float-mask", "mask-shape"],
+)
+@pytest.mark.parametrize(("name", "causal"), MODES)
+def test_wrong_input_is_one_value_error(name, causal, x, mask, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, causal)(x, mask)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, WIDTH), (2, 3)])
+@pytest.mark.parametrize("name", STREAMING)
+def test_a_step_of_wrong_shape_is_one_value_error(name, shape):
+    mixer = build(name, causal=True)
+    with pytest.raises(ValueError, match="one token a row"):
+        mixer.step(torch.zeros(shape), mixer.init_state(2))
+
+
+AUTOCAST_KERNELS = [
+    pytest.param(name, kernel, id=f"{name}-{kernel}")
+    for name in NAMES
+    for kernel in kernels.available(attention.load(name).op, "cpu")
+]
+
+
+@pytest.mark.parametrize(("name", "kernel"), AUTOCAST_KERNELS)
+def test_an_op_computes_in_the_dtype_of_its_inputs_under_autocast(monkeypatch, name, kernel):
+    """The op alone: what autocast does to the projections around it is its own affair."""
+    mixer = build(name, kernel=kernel)
+    seen = []
+    call = kernels.dispatch.call
+
+    def noted(*args, **kwargs):
+        seen.append((args, kwargs))
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(kernels.dispatch, "call", noted)
+    mixer(tokens(2, 33))
+    monkeypatch.undo()
+    for args, kwargs in seen:
+        exact = call(*args, **kwargs)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = call(*args, **kwargs)
+        exact, found = (out[0] if isinstance(out, tuple) else out for out in (exact, found))
+        assert torch.equal(found, exact)
+    assert seen
+
+
+@pytest.mark.parametrize(("name", "causal"), MODES)
+def test_no_row_at_all_gives_no_row(name, causal):
+    mixer = build(name, causal)
+    for mask in (None, torch.ones(0, 5, dtype=torch.bool)):
+        out = mixer(tokens(0, 5), mask)
+        assert out.shape == (0, 5, WIDTH)
+        assert not any(grad.any() for grad in torch.autograd.grad(out.sum(), list(mixer.parameters())))
+
+
+@pytest.mark.parametrize("kernel", kernels.available("wkv4", "cpu"))
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_wkv4_of_no_row(kernel, bidirectional):
+    nothing = torch.zeros(0, 5, 4)
+    y, _ = kernels.wkv4(torch.zeros(4), torch.zeros(4), nothing, nothing, bidirectional=bidirectional, kernel=kernel)
+    assert y.shape == (0, 5, 4)

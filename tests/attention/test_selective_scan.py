@@ -202,11 +202,13 @@ def test_mamba_ssm_says_what_to_install():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"u": torch.zeros(2, 0, 4)}, "L > 0"),
-        ({"A": torch.zeros(3, 2)}, r"real A of shape \(4, N\)"),
-        ({"A": torch.zeros(4, 2, dtype=torch.complex64)}, "real A"),
-        ({"B": torch.zeros(2, 6, 5)}, r"B of shape \(2, 6, 3\)"),
-        ({"state": torch.zeros(1, 4, 3)}, r"state of shape \(2, 4, 3\)"),
+        ({"u": torch.zeros(2, 0, 4)}, "L, D > 0.*leave out"),
+        ({"u": torch.zeros(2, 6, 4, dtype=torch.int64)}, "u must be of a floating point dtype; got torch.int64; give"),
+        ({"C": torch.zeros(2, 6, 3, device="meta")}, "u is on cpu, C on meta; give"),
+        ({"A": torch.zeros(3, 2)}, r"A must be \(4, N\).*got \(3, 2\)"),
+        ({"A": torch.zeros(4, 2, dtype=torch.complex64)}, "A must be of a floating point dtype; got torch.complex64"),
+        ({"B": torch.zeros(2, 6, 5)}, r"B must be \(2, 6, 3\).*got \(2, 6, 5\)"),
+        ({"state": torch.zeros(1, 4, 3)}, r"state must be \(2, 4, 3\).*got \(1, 4, 3\)"),
         ({"kernel": "fast"}, "unknown for selective_scan"),
     ],
 )

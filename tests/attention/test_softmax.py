@@ -119,11 +119,19 @@ def test_flash_that_cannot_run_raises(monkeypatch):
         (lambda q, k, v: (q, k[:, :, :2], v, None), "one shape"),
         (lambda q, k, v: (q[:, :, :0], k[:, :, :0], v[:, :, :0], None), "L > 0"),
         (lambda q, k, v: (q[..., :0], k[..., :0], v, None), "E > 0"),
-        (lambda q, k, v: (q, k, v.double(), None), "share a floating point dtype"),
+        (
+            lambda q, k, v: (q, k, v.double(), None),
+            "share a dtype; got .*float64; convert",
+        ),
+        (
+            lambda q, k, v: (q.int(), k.int(), v.int(), None),
+            "q must be of a floating .*got torch.int32; give",
+        ),
+        (lambda q, k, v: (q, k.to("meta"), v, None), "q is on cpu, k on meta; give"),
         (lambda q, k, v: (q, k, v, torch.zeros(2, 4)), "key_mask must be bool"),
         (lambda q, k, v: (q, k, v, torch.ones(2, 5, dtype=torch.bool)), "key_mask must be bool"),
     ],
-    ids=["dimensions", "shape", "no-token", "no-width", "dtype", "float-mask", "mask-shape"],
+    ids=["dimensions", "shape", "no-token", "no-width", "dtype", "integers", "device", "float-mask", "mask-shape"],
 )
 def test_wrong_inputs(change, message):
     q, k, v, mask = change(*cases.inputs(4))

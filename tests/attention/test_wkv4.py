@@ -308,7 +308,12 @@ def test_available_and_last_used():
     ("change", "message"),
     [
         ({"v": torch.zeros(2, 5, 4)}, "one shape"),
-        ({"u": torch.zeros(3)}, "time_decay and u of shape"),
+        ({"u": torch.zeros(3)}, r"time_decay and u must be of shape \(4,\)"),
+        ({"k": torch.zeros(2, 0, 4), "v": torch.zeros(2, 0, 4)}, "L, C > 0"),
+        ({"v": torch.zeros(2, 6, 4, dtype=torch.int64)}, "v must be of a floating point dtype; got torch.int64; give"),
+        ({"v": torch.zeros(2, 6, 4, dtype=torch.bfloat16)}, "share a dtype; got torch.float32 and torch.bfloat16"),
+        ({"v": torch.zeros(2, 6, 4, device="meta")}, "k is on cpu, v on meta; give"),
+        ({"state": [torch.zeros(2, 4)] * 2}, r"three tensors \(num, den, max\)"),
         ({"key_mask": torch.ones(2, 6)}, "must be bool"),
         ({"key_mask": torch.ones(2, 5, dtype=torch.bool)}, "must be bool"),
         ({"state": [torch.zeros(2, 4)] * 3, "bidirectional": True}, "takes no state"),

@@ -230,9 +230,14 @@ def test_fla_says_what_it_needs(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"r": torch.zeros(2, 2, 8)}, "takes r of shape"),
-        ({"a": torch.zeros(2, 6, 2, 7)}, "takes a in the shape of r"),
-        ({"v": torch.zeros(2, 5, 2, 6)}, "takes v of shape"),
+        ({"r": torch.zeros(2, 2, 8)}, "r must be .B, L, H, K.*got"),
+        ({"a": torch.zeros(2, 6, 2, 7)}, "a must have the shape of r"),
+        ({"v": torch.zeros(2, 5, 2, 6)}, "v must be .*got"),
+        (
+            {"k": torch.zeros(2, 6, 2, 8, dtype=torch.int64)},
+            "k must be of a floating .*got torch.int64; give",
+        ),
+        ({"v": torch.zeros(2, 6, 2, 6, device="meta")}, "r is on cpu, v on meta; give"),
         ({"logw": torch.full((2, 6, 2, 8), 0.3)}, "never positive, got 0.3"),
         ({"state": torch.zeros(2, 2, 8, 6)}, r"\(B, H, V, K\)"),
         ({"kernel": "fast"}, "unknown for wkv7"),
