@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from attention.kernels import dispatch, favor_native, favor_triton, native
 from attention.kernels.favor_torch import FEATURES, chunked
-from attention.kernels.inputs import check_qkv, check_tensors, zero_hidden
+from attention.kernels.inputs import check_qkv, check_tensors, hidden_pairs, zero_hidden
 
 OP = "favor_attention"
 PROJECTIONS = ("orthogonal", "regularised", "iid")
@@ -96,52 +96,52 @@ def _reference(
     key_mask: torch.Tensor | None,
     causal: bool,
 ) -> torch.Tensor:
-    """All features and, when causal, the L x L weights, materialised in float64.
+    """All features and the L x L weights, materialised in float64.
 
-    float64 spans e^-700 to e^700: enough to tell apart keys whose ``|k'|^2 / 2`` differ by some hundreds
-    without any rescaling on the way.
+    Features are bounded by 1 a token; how far a key lies below the largest that its query sees comes in as a factor
+    of their weight, so that small keys after large ones still count.
     """
     if key_mask is not None:
         k, v = zero_hidden(k, v, key_mask)
     scale = q.shape[-1] ** -0.25
     queries, keys, rows = q.double() * scale, k.double() * scale, projection.double()
-    phi_q, phi_k = _features(queries, keys, rows, features, key_mask)
+    phi_q, phi_k, size = _features(queries, keys, rows, features)
+    hidden = hidden_pairs(key_mask, causal, q.shape[2], q.device)
+    sizes = size.transpose(-1, -2).expand(*size.shape[:2], q.shape[2], -1)  # (B, H, L, L)
+    if hidden is not None:
+        sizes = sizes.masked_fill(hidden, -torch.inf)
+    weights = phi_q @ phi_k.transpose(-1, -2) * (sizes - _finite_max(sizes)).exp()
     values = functional.pad(v.double(), (0, 1), value=1.0)  # its last column sums to the denominator
-    scores = phi_q @ phi_k.transpose(-1, -2)
-    sums = (scores.tril() if causal else scores) @ values
+    sums = weights @ values
     numerator, denominator = sums[..., :-1], sums[..., -1:]
     empty = denominator == 0
     return (numerator / denominator.masked_fill(empty, 1.0)).masked_fill(empty, 0.0).to(v.dtype)
 
 
 def _features(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    rows: torch.Tensor,
-    features: str,
-    key_mask: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(B, H, L, F)`` features of queries and keys, up to factors that cancel in the ratio."""
-    hidden = None if key_mask is None else ~key_mask[:, None, :, None]
+    queries: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor, features: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(B, H, L, F)`` features of queries, up to factors that cancel in the ratio, and of keys over their sizes.
+
+    The last result is the logarithm of those sizes, ``(B, H, L, 1)``.
+    """
     half_norm = keys.square().sum(-1, keepdim=True) / 2
     if features == "trig":
-        log_k = half_norm if hidden is None else half_norm.masked_fill(hidden, -torch.inf)
         projected_q, projected_k = queries @ rows.T, keys @ rows.T
         phi_q = torch.cat([projected_q.cos(), projected_q.sin()], -1)
         phi_k = torch.cat([projected_k.cos(), projected_k.sin()], -1)
-        return phi_q, phi_k * (log_k - _finite_max(log_k, (-2,))).exp()
+        return phi_q, phi_k, half_norm
     if features == "hyperbolic":
         rows = torch.cat([rows, -rows])
     log_q = queries @ rows.T  # |q'|^2 / 2 is one factor for the whole row i and cancels
-    log_k = keys @ rows.T - half_norm
-    if hidden is not None:
-        log_k = log_k.masked_fill(hidden, -torch.inf)
-    return (log_q - _finite_max(log_q, (-1,))).exp(), (log_k - _finite_max(log_k, (-1, -2))).exp()
+    log_k = keys @ rows.T
+    top = _finite_max(log_k)
+    return (log_q - _finite_max(log_q)).exp(), (log_k - top).exp(), top - half_norm
 
 
-def _finite_max(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    """Maximum over ``dims``, constant for the gradient as it cancels; finite even if all x are -inf."""
-    return x.detach().amax(dims, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
+def _finite_max(x: torch.Tensor) -> torch.Tensor:
+    """Maximum of a row, constant for the gradient as it cancels; finite even if all x are -inf."""
+    return x.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
 
 
 def _torch_refuses(*args: torch.Tensor, **_: object) -> str | None:

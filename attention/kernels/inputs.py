@@ -67,6 +67,15 @@ def zero_hidden(k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor) -> tup
     return k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
 
 
+def hidden_pairs(key_mask: torch.Tensor | None, causal: bool, length: int, device: torch.device) -> torch.Tensor | None:
+    """True where query i must not see key j, broadcasts to ``(B, H, L, L)``; None if it sees all."""
+    hidden = None if key_mask is None else ~key_mask[:, None, None, :]
+    if causal:
+        future = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+        hidden = future if hidden is None else hidden | future
+    return hidden
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of exponents and sums: at least fp32, because bf16 exponents alone cost 4 % of the output."""
     return torch.promote_types(dtype, torch.float32)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention.kernels import dispatch
-from attention.kernels.inputs import EMULATES_HALF, accumulation_dtype, check_qkv, zero_hidden
+from attention.kernels.inputs import EMULATES_HALF, accumulation_dtype, check_qkv, hidden_pairs, zero_hidden
 from attention.kernels.softmax_varlen import grouped_flash, varlen, varlen_missing, varlen_refuses
 
 OP = "softmax_attention"
@@ -49,7 +49,7 @@ def _reference(
     if key_mask is not None:
         k, v = zero_hidden(k, v, key_mask)
     scores = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * q.shape[-1] ** -0.5  # (B, H, L, L)
-    hidden = _hidden_pairs(key_mask, causal, q.shape[2], q.device)
+    hidden = hidden_pairs(key_mask, causal, q.shape[2], q.device)
     if hidden is not None:
         # the lowest finite value, not -inf: a row without any key stays free of NaN, and is zeroed below
         scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
@@ -62,17 +62,6 @@ def _reference(
 
 def _zero_queries(out: torch.Tensor, key_mask: torch.Tensor) -> torch.Tensor:
     return out.masked_fill(~key_mask[:, None, :, None], 0.0)
-
-
-def _hidden_pairs(
-    key_mask: torch.Tensor | None, causal: bool, length: int, device: torch.device
-) -> torch.Tensor | None:
-    """True where query i must not see key j, broadcasts to ``(B, H, L, L)``; None if it sees all."""
-    hidden = None if key_mask is None else ~key_mask[:, None, None, :]
-    if causal:
-        future = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
-        hidden = future if hidden is None else hidden | future
-    return hidden
 
 
 def _flash(
@@ -137,7 +126,7 @@ def _efficient(
     if key_mask is None:
         return _pinned(SDPBackend.EFFICIENT_ATTENTION, q, k, v, None, causal)
     k, v = zero_hidden(k, v, key_mask)
-    visible = ~_hidden_pairs(key_mask, causal, q.shape[2], q.device)  # (B, 1, 1 or L, L)
+    visible = ~hidden_pairs(key_mask, causal, q.shape[2], q.device)  # (B, 1, 1 or L, L)
     # a row without any key sees all of them (k, v are zero there or real) and is then zeroed: whatever the
     # kernel makes of an empty row, neither its output nor its gradient can be NaN
     sees_any = visible.any(-1, keepdim=True)

@@ -254,3 +254,20 @@ def test_wrong_arguments():
         favor_attention(q, k, v, learned, kernel="torch")
     cases.gradients(favor_attention(q, k, v, learned), (learned,))
     assert kernels.last_used("favor_attention") == "reference"
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "holes"])
+@pytest.mark.parametrize("direction", ["falling", "rising"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_small_keys_after_large_ones_count(kernel, direction, masked):
+    q, k, v = cases.inputs(60, width=16)
+    sizes = torch.linspace(20, 0, 60) if direction == "falling" else torch.linspace(0, 20, 60)
+    k = k * sizes[:, None]
+    mask = cases.mask_with_holes(60) if masked else None
+    projection = draw(40, 16)
+    out = favor_attention(q, k, v, projection, key_mask=mask, causal=True, kernel=kernel)
+    want = reference.favor_attention(q, k, v, projection, key_mask=mask, causal=True)
+    # exponents reach 60 to 100, of which fp32 keeps five digits behind the point
+    assert golden.error(out, want) < 1e-3
+    if kernel == "reference":
+        assert golden.error(out, want) < 1e-6
