@@ -75,9 +75,12 @@ def _phi(x: torch.Tensor) -> torch.Tensor:
 
 
 def _divide(sums: torch.Tensor) -> torch.Tensor:
-    """Numerator over denominator, the last column; zeros where no key was visible."""
+    """Numerator over denominator, the last column; zeros where no key was visible, or none that is a normal number.
+
+    The reciprocal of what lies below (all visible keys below -87 in fp32) is infinite, its gradient NaN.
+    """
     numerator, denominator = sums[..., :-1], sums[..., -1:]
-    empty = denominator == 0
+    empty = denominator < torch.finfo(sums.dtype).tiny
     return (numerator / denominator.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 
 

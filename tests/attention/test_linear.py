@@ -81,3 +81,13 @@ def test_memory_grows_linearly(causal):
 
     assert saved(2048) < 2.1 * saved(1024)
     assert saved(2048) < 2 * 2 * 2048 * 2048 * 4 / 8
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidir", "causal"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_keys_too_small_for_fp32_are_no_keys(kernel, causal):
+    q, _, v = cases.inputs(20)
+    k = torch.full_like(q, -100.0).requires_grad_()
+    out = linear_attention(q, k, v, causal=causal, kernel=kernel)
+    assert not out.any()
+    assert not any(grad.any() for grad in cases.gradients(out, (q, k, v)))
