@@ -14,12 +14,16 @@ ORDERS = {
     "imdb": "the 25,000 rows of train by the SHA-256 of their text in UTF-8; equal texts have equal labels",
     "cifar10": "the 50,000 rows of train of uoft-cs/cifar10 on the Hugging Face Hub, as its file has them",
     "pathfinder": "the 200,000 lines of metadata/<n>.npy, n ascending, of one set (any resolution, any difficulty)",
+    "cifar10-s4": "the 50,000 training rows in the order of the original Python batches, which is torchvision's",
+    "pathfinder-s4": "the 200,000 lines of metadata/<n>.npy, n ascending, of one set",
 }
 METHODS = {
     "imdb": "of each label a tenth of the rows, in the order of SHA-256('seed:imdb:' + SHA-256 of the text in hex); "
     "equal texts stay together, and are passed over where not all of them fit",
     "cifar10": "the first tenth in the order of SHA-256('seed:cifar10:id')",
     "pathfinder": "validation the first tenth, test the second in the order of SHA-256('seed:pathfinder:id')",
+    "cifar10-s4": "torch.utils.data.random_split into 45,000 and 5,000, as in state-spaces/s4",
+    "pathfinder-s4": "torch.utils.data.random_split into 160,000, 20,000 and 20,000, as in state-spaces/s4",
 }
 
 
@@ -48,6 +52,14 @@ def pathfinder() -> str:
     return _published("pathfinder", 200_000, {"validation": order[:20_000], "test": order[20_000:40_000]})
 
 
+def s4(data_set: str) -> str:
+    """The text of ``<data set>-s4.json``: what ``splits.s4_rule`` gives, so that no torch can change it."""
+    rows = {"cifar10": 50_000, "pathfinder": 200_000}[data_set]
+    ids = splits.s4_rule(data_set, rows)
+    del ids["train"]
+    return _published(f"{data_set}-s4", rows, ids, {"seed": splits.S4_SEED})
+
+
 def _published(name: str, rows: int, ids: dict[str, np.ndarray], more: dict[str, object] | None = None) -> str:
     ids = {split: np.sort(chosen) for split, chosen in ids.items()}
     counts = {split: len(chosen) for split, chosen in ids.items()}
@@ -72,7 +84,7 @@ def _published(name: str, rows: int, ids: dict[str, np.ndarray], more: dict[str,
 
 
 def main() -> int:
-    """Write the three files."""
+    """Write all files."""
     parser = argparse.ArgumentParser(prog="scripts/make_splits", description="Write the published ids again.")
     parser.add_argument("--imdb", default="hub", help="folder with IMDb; the Hub or its mirror if left out")
     parser.add_argument("--data-dir", default="data", type=Path)
@@ -83,6 +95,8 @@ def main() -> int:
         "imdb": imdb({split: (rows.digests, rows.labels) for split, rows in reviews.items()}),
         "cifar10": cifar10(),
         "pathfinder": pathfinder(),
+        "cifar10-s4": s4("cifar10"),
+        "pathfinder-s4": s4("pathfinder"),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

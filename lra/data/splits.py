@@ -4,6 +4,8 @@ The data sets come without a validation split (IMDb, CIFAR-10) or without any (P
 ours as ids, one bit a row. Every choice is the first rows in the order of a SHA-256, which no library's random
 numbers can change; ``lra.make_splits`` writes the same files again, byte for byte.
 
+``cifar10-s4`` and ``pathfinder-s4`` are the splits of the S4 repository, which ``task.fidelity=s4`` takes.
+
 Ids: of CIFAR-10 the position in train of the Hub's copy, of Pathfinder the position in the release, as each file says
 under ``order``. Copies of IMDb come in several orders, so there an id is the rank of the row's text by its SHA-256:
 the content is the id, and no order can be wrong.
@@ -21,10 +23,11 @@ from lra.errors import UserError
 
 FOLDER = Path(__file__).with_name("splits")
 SEED = 0
+S4_SEED = 42
 
 
 def load(name: str) -> dict[str, np.ndarray]:
-    """The ids of each split of ``imdb``, ``cifar10`` or ``pathfinder``, ascending int64; train is what is left."""
+    """The ids of each split of the file ``name``.json, ascending int64; train is what is left."""
     entry = _read(name)
     ids = {split: np.flatnonzero(_unpack(mask, entry["rows"])) for split, mask in entry["masks"].items()}
     left = np.ones(entry["rows"], bool)
@@ -33,6 +36,31 @@ def load(name: str) -> dict[str, np.ndarray]:
         if ids_hash(chosen) != entry["sha256"][split]:
             raise UserError(f"{FOLDER / name}.json: the ids of {split} do not have their sha256; restore the file")
     return {"train": np.flatnonzero(left), **ids}
+
+
+def s4_ids(data_set: str, rows: int) -> dict[str, np.ndarray]:
+    """The splits of the S4 repository for ``rows`` of ``cifar10``'s train or of a set of ``pathfinder``."""
+    name = f"{data_set}-s4"
+    return load(name) if rows == _read(name)["rows"] else s4_rule(data_set, rows)
+
+
+def s4_rule(data_set: str, rows: int) -> dict[str, np.ndarray]:
+    """What torch's ``random_split`` gives with S4's seed, each split ascending.
+
+    state-spaces/s4, src/dataloaders: ``base.py`` takes 90 % of CIFAR-10 for training and the rest for validation,
+    ``lra.py`` a tenth each of Pathfinder for validation and test, which follow the training rows.
+    """
+    import torch
+
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(S4_SEED)).numpy()
+    tenth = int(0.1 * rows)
+    if data_set == "cifar10":
+        at = int(rows * (1.0 - 0.1))
+        parts = {"train": order[:at], "validation": order[at:]}
+    else:
+        at = rows - 2 * tenth
+        parts = {"train": order[:at], "validation": order[at : at + tenth], "test": order[at + tenth :]}
+    return {split: np.sort(ids).astype(np.int64) for split, ids in parts.items()}
 
 
 def fingerprints(name: str) -> dict[str, str]:

@@ -215,7 +215,7 @@ def _source(config: Config, data_dir: Path) -> Path:
 def _chosen(config: Config, records: list[pathfinder_release.Record]) -> dict[str, list[pathfinder_release.Record]]:
     """The records of each split: the published ids, as many as were asked for."""
     found = {}
-    for split, ids in pathfinder_release.split_ids(len(records)).items():
+    for split, ids in pathfinder_release.split_ids(len(records), config.fidelity).items():
         kept = [records[i] for i in ids if not records[i].known_bad]
         if not kept:
             place = records[0].path.parents[2]
@@ -228,11 +228,12 @@ def _chosen(config: Config, records: list[pathfinder_release.Record]) -> dict[st
 def _read(config: Config, source: Path, writer: Writer, progress: Progress) -> None:
     records = pathfinder_release.records(source)
     published = len(records) == sum(ROWS.values())
+    whose = "S4's" if config.fidelity == "s4" else "our published"
     writer.details["folder"] = str(source)
     writer.details["exact"] = (
-        "the released images with our published split ids"
+        f"the released images with {whose} split ids"
         if published
-        else f"{len(records):,} images, the release has {sum(ROWS.values()):,}; split 80/10/10 by our rule"
+        else f"{len(records):,} images, the release has {sum(ROWS.values()):,}; split 80/10/10 by {whose} rule"
     )
     splits = _chosen(config, records)
     done, total = 0, sum(map(len, splits.values()))

@@ -101,8 +101,10 @@ def _text(path: Path) -> str:
     return "\n".join(" ".join(map(str, row)) for row in np.atleast_2d(array))
 
 
-def split_ids(rows: int) -> dict[str, np.ndarray]:
+def split_ids(rows: int, fidelity: str) -> dict[str, np.ndarray]:
     """Positions of each split among ``rows`` records: the published ids, or the same rule for another number."""
+    if fidelity == "s4":
+        return splits.s4_ids("pathfinder", rows)
     if rows == RELEASED:
         return splits.load("pathfinder")
     order = splits.ranked("pathfinder", rows)

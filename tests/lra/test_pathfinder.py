@@ -172,16 +172,17 @@ def release_folder(folder, rows=40, side=32, set_name="curv_contour_length_14"):
     return base
 
 
-def test_release_rows_equal_the_files(tmp_path):
+@pytest.mark.parametrize("fidelity", ["lra", "s4"])
+def test_release_rows_equal_the_files(tmp_path, fidelity):
     base = release_folder(tmp_path / "lra_release")
-    config = Config(source=str(tmp_path / "lra_release"))
+    config = Config(source=str(tmp_path / "lra_release"), fidelity=fidelity)
     Pathfinder.prepare(config, tmp_path / "data", ignore)
     info, splits = Pathfinder.load(config, tmp_path / "data")
     assert info.splits == {"train": 32, "validation": 4, "test": 4}
     # independent reading: all lines in order, then the positions of the split
     lines = [line.split() for k in range(2) for line in (base / "metadata" / f"{k}.npy").read_text().splitlines()]
     seen = []
-    for name, ids in split_ids(40).items():
+    for name, ids in split_ids(40, fidelity).items():
         for row, i in enumerate(ids):
             pixels = np.asarray(Image.open(base / lines[i][0] / lines[i][1]))
             assert np.array_equal(splits[name].row(row).reshape(32, 32), pixels)

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from lra import make_splits
 from lra.data import splits
@@ -17,6 +18,8 @@ SIZES = {
     "imdb": {"train": 22_500, "validation": 2_500},
     "cifar10": {"train": 45_000, "validation": 5_000},
     "pathfinder": {"train": 160_000, "validation": 20_000, "test": 20_000},
+    "cifar10-s4": {"train": 45_000, "validation": 5_000},
+    "pathfinder-s4": {"train": 160_000, "validation": 20_000, "test": 20_000},
 }
 
 
@@ -30,8 +33,27 @@ def test_every_id_is_in_one_split(name):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "pathfinder"])
+def test_s4_files_come_out_the_same_byte_for_byte(name):
+    assert make_splits.s4(name) == (splits.FOLDER / f"{name}-s4.json").read_text()
+
+
+@pytest.mark.parametrize("name", ["cifar10", "pathfinder"])
 def test_files_come_out_the_same_byte_for_byte(name):
     assert getattr(make_splits, name)() == (splits.FOLDER / f"{name}.json").read_text()
+
+
+@pytest.mark.parametrize(("name", "rows"), [("cifar10", 50_000), ("pathfinder", 200_000), ("pathfinder", 415)])
+def test_s4_splits_are_those_of_random_split(name, rows):
+    # the calls of state-spaces/s4, on a data set that is nothing but the numbers of its rows
+    if name == "cifar10":
+        sizes = {"train": 45_000, "validation": 5_000}
+    else:
+        sizes = {"train": rows - 2 * int(0.1 * rows), "validation": int(0.1 * rows), "test": int(0.1 * rows)}
+    generator = torch.Generator().manual_seed(42)
+    parts = torch.utils.data.random_split(range(rows), list(sizes.values()), generator=generator)
+    found = splits.s4_ids(name, rows)
+    for split, part in zip(sizes, parts, strict=True):
+        assert found[split].tolist() == sorted(part.indices)
 
 
 def test_ids_are_those_that_the_file_describes():
