@@ -85,6 +85,7 @@ class Cell:
     memory_kinds: list[str] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
+    directions: list[str] = field(default_factory=list)
     device_names: list[str] = field(default_factory=list)
     run_ids: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

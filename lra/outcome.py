@@ -43,6 +43,7 @@ def new_row(config: RunConfig, info: TaskInfo | None = None) -> ResultRow:
         lengths=info.lengths if info else {},
         warnings=list(info.warnings) if info else [],
         majority_baseline=info and info.majority_baseline,
+        direction="causal" if config.attention.causal else "bidirectional",
         dtype=config.trainer.precision,
         device=config.device,
         device_name=device_name(config.device),

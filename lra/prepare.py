@@ -18,8 +18,8 @@ from lra.errors import UserError
 LINE_EVERY_SECONDS = 10
 """Where stderr is no terminal, one line of progress in this interval replaces the bar."""
 TASK_WIDTH = 12
-LINE = f"{{:<{TASK_WIDTH}}}{{:<48}} {{:>10}} {{:>10}} {{:>10}} {{:>9}}"
-"""Task, folder, rows of each split, size."""
+LINE = f"{{:<{TASK_WIDTH}}}{{:>10}} {{:>10}} {{:>10}} {{:>9}}  {{}}"
+"""Task, rows of each split, size, folder; that is last, as its name may be long."""
 
 
 def main(arguments: list[str]) -> int:
@@ -80,7 +80,7 @@ def _verify(config: RunConfig) -> int:
 
 def _list(names: list[str], overrides: list[str]) -> int:
     data_dir = Path(compose_run(overrides).data_dir)
-    print(f"in {data_dir}\n\n" + LINE.format("task", "prepared", *SPLITS, "MiB").rstrip())
+    print(f"in {data_dir}\n\n" + LINE.format("task", *SPLITS, "MiB", "prepared"))
     for name in names:
         found = sorted(path for path in (data_dir / name).glob("[!.]*") if path.is_dir())
         for folder in found:
@@ -109,7 +109,7 @@ def _prepared(name: str, folder: Path) -> str:
         rows, origin = ["?"] * len(SPLITS), "damaged: delete it and prepare it again"
     if version not in (None, lra.tasks.load(name).VERSION):
         origin = f"of version {version}, which is no longer read: delete it"
-    return LINE.format(name, folder.name, *rows, size) + f"\n{'':<{TASK_WIDTH}}{origin}"
+    return LINE.format(name, *rows, size, folder.name) + f"\n{'':<{TASK_WIDTH}}{origin}"
 
 
 def _origin(name: str, manifest: dict[str, Any]) -> str:

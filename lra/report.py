@@ -179,6 +179,7 @@ def _warnings(section: Section) -> list[str]:
             (lambda c: c.device_names, "ran on {}: speeds across devices are not compared"),
             (lambda c: c.memory_kinds, "memory was measured in several ways ({}): do not compare it"),
             (lambda c: c.dtypes, "mixed precision between backends ({}): speed differs for that too"),
+            (lambda c: c.directions, "mixed directions between backends ({}): a causal one sees only what came before"),
         ):
             found = sorted({value for cell in cells for value in read(cell)})
             if len(found) > 1:
@@ -323,6 +324,7 @@ def _join(values: Iterable[object]) -> str:
 RAN: dict[str, Callable[[Cell], str]] = {
     "kernel": lambda cell: _join(cell.kernels),
     "dtype": lambda cell: _join(cell.dtypes),
+    "direction": lambda cell: _join(cell.directions),
     "device": lambda cell: _join(cell.device_names),
 }
 """What a run reports about itself."""

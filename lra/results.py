@@ -163,6 +163,8 @@ class ResultRow:
 
     kernel: str | None = None
     """What really ran."""
+    direction: str | None = None
+    """``causal`` or ``bidirectional``: whether a position sees what comes after it."""
     dtype: str | None = None
     device: str | None = None
     device_name: str | None = None

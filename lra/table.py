@@ -193,7 +193,7 @@ def _cell(backend: str, column: Column, runs: pd.DataFrame) -> Cell:
     cell.batch_sizes = [int(v) for v in sorted(runs["batch_size"].dropna().unique())]
     cell.row_counts = sorted({_row_counts(counts) for counts in runs["rows"] if counts})
     for name, source in (("memory_kinds", "memory_kind"), ("kernels", "kernel"), ("dtypes", "dtype"),
-                         ("device_names", "device_name")):  # fmt: skip
+                         ("directions", "direction"), ("device_names", "device_name")):  # fmt: skip
         setattr(cell, name, sorted({str(v) for v in (scored if cell.scored else runs)[source].dropna()}))
     cell.run_ids = sorted(runs["run_id"])
     cell.warnings = list(dict.fromkeys(text for texts in runs["warnings"] for text in texts))

@@ -51,15 +51,15 @@ def test_lists_rows_size_origin_and_exactness_in_columns(tmp_path, listing, caps
     assert lines[0] == f"in {tmp_path}"
     header, listops, origin, text, reviews = lines[2:]
     assert listops.split()[0] == "listops"
-    assert listops.split()[2:5] == ["256", "64", "64"]
-    assert text.split()[2:5] == ["180", "20", "60"]
+    assert listops.split()[1:4] == ["256", "64", "64"]
+    assert text.split()[1:4] == ["180", "20", "60"]
     assert origin.strip().startswith("generated with seed 0; distribution of LRA's generator")
     assert reviews.strip() == f"parquet files in {copy}; not the published reviews"
     # right edges of the numbers stand under those of their names
     for word, number in (("train", " 180"), ("validation", " 20"), ("test", " 60")):
         assert header.index(word) + len(word) == text.index(number) + len(number)
-    size = sum(path.stat().st_size for path in Path(tmp_path / "text" / text.split()[1]).iterdir())
-    assert float(text.split()[5]) == pytest.approx(size / 2**20, abs=0.05)
+    size = sum(path.stat().st_size for path in Path(tmp_path / "text" / text.split()[5]).iterdir())
+    assert float(text.split()[4]) == pytest.approx(size / 2**20, abs=0.05)
 
 
 def test_says_what_is_needed_for_what_is_not_prepared(tmp_path, listing):

@@ -52,3 +52,13 @@ def test_how_many_rows_were_used_stands_below_the_table():
     two = aggregate([make_row(rows=all_of_it), make_row(task="image", length=1024, rows=few)])
     text = table.render(two, "md")
     assert all(f"| {n} / 2,000 / 2,000 " in text for n in ("96,000", "200"))
+
+
+def test_mixed_directions_are_told():
+    rows = [make_row(attention=name, direction=way) for name, way in (("flash", "bidirectional"), ("rwkv4", "causal"))]
+    text = table.render(aggregate(rows), "md").replace("\n  ", " ")
+    assert "! listops 2000: mixed directions between backends (bidirectional and causal)" in text
+    rows[1].direction = "bidirectional"
+    text = table.render(aggregate(rows), "md").replace("\n  ", " ")
+    assert "mixed directions" not in text
+    assert "direction bidirectional" in text

@@ -63,6 +63,7 @@ def test_every_backend_leaves_a_complete_row(tiny, name):
     assert row.seconds.compute > 0
     assert row.peak_memory_bytes is None or row.peak_memory_bytes > 0
     assert row.regime == "short"
+    assert row.direction == "bidirectional"
     saved = yaml.safe_load((config.run_dir / "config.yaml").read_text())
     assert saved["attention"]["name"] == name
 
