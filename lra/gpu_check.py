@@ -1,67 +1,29 @@
 """``scripts/gpu_check``: golden tests, times and rooflines of every kernel that runs on a CUDA device.
 
-Shapes: B batch, H heads, L sequence length, E head width, C = H * E channels, M random features.
-
 A bound is the larger of the bytes that a kernel must move over the measured bandwidth and its FLOPs over the
 measured matmul rate. It is a floor for inputs and outputs moved once, not what an algorithm could reach.
 """
 
 import argparse
 import datetime
-import importlib.util
 import json
+import math
 import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from attention import kernels
-from attention.kernels.favor import orthogonal_projection
+from lra.gpu_cases import CPU_SIZES, CUDA_SIZES, Case, cases
 from lra.results import write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@dataclass(frozen=True)
-class Size:
-    """One input size."""
-
-    batch: int
-    heads: int
-    length: int
-    width: int
-    features: int = 256
-
-    @property
-    def tokens(self) -> int:
-        return self.batch * self.length
-
-
-CUDA_SIZES = [Size(32, 8, 512, 64), Size(32, 8, 2048, 64), Size(4, 8, 16384, 64)]
-CPU_SIZES = [Size(2, 2, 16, 8, features=8)]
-LIMIT_GIB = 16
-"""A case whose L x L weights would take more is skipped."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """An op with one kernel at one size."""
-
-    op: str
-    kernel: str
-    size: Size
-    padded: bool
-    run: Callable[..., Tensor]
-    inputs: list[Tensor]
-    flops: float
-    """Of the forward pass."""
+TIMES_S, TESTS_S = 200, 240
+"""Seconds for times and for golden tests: kernels that are compiled and tuned on first use can take minutes."""
 
 
 def synchronise(device: str) -> None:
@@ -95,62 +57,15 @@ def limits(device: str, dtype: torch.dtype) -> dict[str, float]:
     }
 
 
-def cases(size: Size, device: str, dtype: torch.dtype) -> list[Case]:
-    """Every op with every kernel that is available, and the peers that can be imported."""
-    shape = (size.batch, size.heads, size.length, size.width)
-    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-    ends = torch.linspace(0, size.length, size.batch + 1, device=device)[1:, None]
-    mask = torch.arange(size.length, device=device) < ends  # lengths uniform in (0, L]
-    projection = orthogonal_projection(size.features, size.width, generator=torch.Generator().manual_seed(0)).to(device)
-    channels = size.heads * size.width
-    key, value = (
-        torch.randn(size.batch, size.length, channels, device=device, dtype=dtype, requires_grad=True) for _ in "kv"
-    )
-    decay, bonus = torch.linspace(-5, 3, channels, device=device), torch.zeros(channels, device=device)
-    dot = 4.0 * size.batch * size.heads * size.length * size.width
-    found = []
-    for op in ("softmax_attention", "favor_attention", "linear_attention"):
-        for kernel in kernels.available(op, device):
-            heavy = kernel == "reference" and size.batch * size.heads * size.length**2 * 4 > LIMIT_GIB * 2**30
-            for padded in () if heavy else (False, True):
-                options = {"key_mask": mask if padded else None, "kernel": kernel}
-                if op == "softmax_attention":
-                    options["skip_masked_queries"] = padded
-                extra = [projection] if op == "favor_attention" else []
-                inner = {"softmax_attention": size.length, "favor_attention": 2 * size.features}.get(op, size.width)
-                function = getattr(kernels, op)
-                run = lambda *x, f=function, e=extra, o=options: f(*x, *e, **o)  # noqa: E731
-                found.append(Case(op, kernel, size, padded, run, [q, k, v], dot * inner))
-    for kernel in kernels.available("wkv4", device):
-        if kernel != "reference" or size.length <= 512:  # token by token: seconds a call beyond that
-            run = lambda *x, n=kernel: kernels.wkv4(decay, bonus, *x, kernel=n)[0]  # noqa: E731
-            found.append(Case("wkv4", kernel, size, False, run, [key, value], 8.0 * size.tokens * channels))
-    return found + peers(size, [q, k, v], dot)
-
-
-def peers(size: Size, qkv: list[Tensor], dot: float) -> list[Case]:
-    """Libraries that happen to be installed; the project needs none of them."""
-    found = []
-    if importlib.util.find_spec("performer_pytorch"):
-        from performer_pytorch import FastAttention
-
-        fast = FastAttention(size.width, nb_features=size.features).to(qkv[0])
-        found.append(Case("favor_attention", "performer-pytorch", size, False, fast, qkv, dot * 2 * size.features))
-    if importlib.util.find_spec("flash_attn"):
-        from flash_attn import flash_attn_func
-
-        run = lambda *x: flash_attn_func(*(part.transpose(1, 2) for part in x))  # noqa: E731
-        found.append(Case("softmax_attention", "flash-attn", size, False, run, qkv, dot * size.length))
-    return found
-
-
-def measure(case: Case, device: str, rates: dict[str, float]) -> dict[str, object]:
-    """Times, memory and bound of one case; what went wrong under ``error`` if it cannot run."""
+def measure(case: Case, device: str, rates: dict[str, float], deadline: float = math.inf) -> dict[str, object]:
+    """Times, memory and bound of one case; what went wrong under ``error`` if it cannot run or had no time left."""
     size = case.size
     row: dict[str, object] = {"op": case.op, "kernel": case.kernel, "padded": case.padded, **vars(size)}
     moved = sum(x.numel() * x.element_size() for x in case.inputs)
     moved += case.inputs[-1].numel() * case.inputs[-1].element_size()
     row["bound_forward_s"] = max(moved / rates["bytes_per_s"], case.flops / rates["flop_per_s"])
+    if time.monotonic() > deadline:
+        return row | {"error": f"left out, {TIMES_S} s had passed"}
     try:
         with torch.no_grad():
             row["forward_s"] = seconds(lambda: case.run(*case.inputs), device)
@@ -170,7 +85,10 @@ def measure(case: Case, device: str, rates: dict[str, float]) -> dict[str, objec
 def golden_tests() -> dict[str, object]:
     """The tests marked gpu, in a process of their own."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests/attention"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_S)
+    except subprocess.TimeoutExpired:
+        return {"exit_code": 124, "summary": f"not done after {TESTS_S} s", "failed": []}
     lines = done.stdout.strip().splitlines()
     return {
         "exit_code": done.returncode,
@@ -231,8 +149,9 @@ def main(arguments: list[str] | None = None) -> int:
     device, on_gpu = options.device, options.device == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     rates = limits(device, dtype)
+    deadline = time.monotonic() + TIMES_S
     rows = [
-        measure(case, device, rates)
+        measure(case, device, rates, deadline)
         for size in (CUDA_SIZES if on_gpu else CPU_SIZES)
         for case in cases(size, device, dtype)
     ]

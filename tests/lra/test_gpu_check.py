@@ -1,10 +1,13 @@
 """``scripts/gpu_check`` where there is no GPU: its message, and the whole path with tiny sizes on the CPU."""
 
 import json
+import subprocess
 
 import pytest
 import torch
 
+from attention import kernels
+from attention.kernels import dispatch
 from lra import gpu_check
 
 
@@ -21,7 +24,7 @@ def test_the_whole_path_on_the_cpu(tmp_path, monkeypatch):
     (path,) = tmp_path.glob("gpu-cpu-*.json")
     result = json.loads(path.read_text())
     ran = {(row["op"], row["kernel"]) for row in result["rows"] if row.get("train_s")}
-    assert {("softmax_attention", "flash"), ("favor_attention", "torch"), ("wkv4", "torch")} <= ran
+    assert {(op, kernel) for op in dispatch.ops() for kernel in kernels.available(op, "cpu")} <= ran
     assert all(row["bound_forward_s"] > 0 for row in result["rows"])
     text = path.with_suffix(".md").read_text()
     assert "3 passed" in text
@@ -40,3 +43,17 @@ def test_failures_and_refusals_are_rows(tmp_path):
         row = gpu_check.measure(case, "cpu", rates)
         assert str(error).splitlines()[0] in row[key]
         assert row[key] in "\n".join(gpu_check.table([row]))
+
+
+def test_what_has_no_time_left_is_told(monkeypatch):
+    case = gpu_check.Case("op", "kernel", gpu_check.CPU_SIZES[0], False, None, [torch.zeros(2)], 1.0)
+    row = gpu_check.measure(case, "cpu", {"bytes_per_s": 1.0, "flop_per_s": 1.0}, deadline=0.0)
+    assert "left out, 200 s had passed" in row["error"]
+
+    def late(command, timeout, **_):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    tests = gpu_check.golden_tests()
+    assert tests["exit_code"] == 124
+    assert "not done after 240 s" in tests["summary"]
