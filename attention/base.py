@@ -14,6 +14,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from attention.kernels.inputs import check_tensors
+
 
 @dataclass
 class MixerConfig:
@@ -72,13 +74,16 @@ def check_heads(width: int, num_heads: int) -> None:
         raise ValueError(f"model.num_heads={num_heads} does not divide model.width={width}; use one of {fits}")
 
 
-def check_tokens(x: torch.Tensor, key_mask: torch.Tensor | None, width: int) -> None:
-    """Raise ``ValueError`` unless a mixer of ``width`` can mix ``x (B, L, D)`` under ``key_mask (B, L)``."""
-    if x.dim() != 3 or x.shape[2] != width or not x.shape[1] or not x.is_floating_point():
+def check_tokens(x: torch.Tensor, key_mask: torch.Tensor | None, weight: torch.Tensor) -> None:
+    """Raise ``ValueError`` unless a module of ``weight (D, ...)`` can take ``x (B, L, D)`` and ``key_mask (B, L)``."""
+    width = len(weight)
+    check_tensors("mixer", weight=weight, x=x, key_mask=key_mask)
+    if x.dim() != 3 or x.shape[2] != width or not x.shape[1]:
         raise ValueError(
             f"a mixer takes floating point x (B, L, {width}) with L > 0; got {x.dtype} {tuple(x.shape)}; give it "
             f"embedded tokens, as many numbers a token as model.width={width}"
         )
+    _check_dtype(x, weight)
     if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != x.shape[:2]):
         raise ValueError(
             f"a mixer takes a bool key_mask {tuple(x.shape[:2])} beside this x, True = real token; "
@@ -86,10 +91,20 @@ def check_tokens(x: torch.Tensor, key_mask: torch.Tensor | None, width: int) -> 
         )
 
 
-def check_token(x: torch.Tensor, width: int) -> None:
-    """Raise ``ValueError`` unless ``x (B, D)`` is one token a row for a mixer of ``width``."""
-    if x.dim() != 2 or x.shape[1] != width or not x.is_floating_point():
+def check_token(x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raise ``ValueError`` unless ``x (B, D)`` is one token a row for a module with ``weight (D, ...)``."""
+    check_tensors("mixer", weight=weight, x=x)
+    if x.dim() != 2 or x.shape[1] != len(weight):
         raise ValueError(
-            f"step takes one token a row, floating point x (B, {width}); got {x.dtype} {tuple(x.shape)}; "
+            f"step takes one token a row, floating point x (B, {len(weight)}); got {x.dtype} {tuple(x.shape)}; "
             "give x[:, t] for token t"
+        )
+    _check_dtype(x, weight)
+
+
+def _check_dtype(x: torch.Tensor, weight: torch.Tensor) -> None:
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ValueError(
+            f"a mixer in {weight.dtype} takes x in {weight.dtype}; got {x.dtype}; give x.to({weight.dtype}), or run it "
+            "under torch.autocast (trainer.precision)"
         )

@@ -64,7 +64,7 @@ class Mamba(Mixer):
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
-        check_tokens(x, key_mask, self.output.out_features)
+        check_tokens(x, key_mask, self.output.weight)
         hidden = None if key_mask is None else ~key_mask[..., None]
         if hidden is not None:
             x = x.masked_fill(hidden, 0)
@@ -87,7 +87,7 @@ class Mamba(Mixer):
     def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """One token of the causal form: ``x (B, D)`` -> ``(B, D)`` and the next state."""
         self._check_causal()
-        check_token(x, self.output.out_features)
+        check_token(x, self.output.weight)
         y, state = self.forwards.step(x, state)
         return self.output(y), state
 

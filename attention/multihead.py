@@ -25,7 +25,7 @@ class MultiHead(Mixer):
 
     def forward(self, x: torch.Tensor, key_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Mix tokens: ``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
-        check_tokens(x, key_mask, self.out.in_features)
+        check_tokens(x, key_mask, self.out.weight)
         if key_mask is not None:
             # padding may hold NaN and must go here: the weight gradient of W_q sums over all positions
             x = x.masked_fill(~key_mask[..., None], 0.0)
@@ -54,7 +54,7 @@ class StreamingMultiHead(MultiHead):
     def step(self, x: torch.Tensor, state: Sums) -> tuple[torch.Tensor, Sums]:
         """One token of the causal form: ``x (B, D)`` -> ``(B, D)`` and the next state."""
         self._check_causal()
-        check_token(x, self.out.in_features)
+        check_token(x, self.out.weight)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.config.num_heads, -1)).unbind(1)
         with torch.autocast(x.device.type, enabled=False):
             y, state = self.attend_step(q, k, v, state)

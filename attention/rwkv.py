@@ -6,6 +6,8 @@ Shapes: B batch, L sequence length, D model width.
 import torch
 from torch import Tensor, nn
 
+from attention.base import check_token, check_tokens
+
 
 def shift(x: Tensor, steps: int) -> Tensor:
     """``x_{t - steps}`` at t for steps 1 or -1, zero beyond the ends; ``(B, L, D)``."""
@@ -34,6 +36,7 @@ class ChannelMix(nn.Module):
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
+        check_tokens(x, key_mask, next(self.parameters()))
         x = zero_hidden(x, key_mask)
         if self.causal:
             beside = shift(x, 1)
@@ -50,4 +53,5 @@ class ChannelMix(nn.Module):
         """One token of the causal form: ``x (B, D)`` -> ``(B, D)`` and the next state."""
         if not self.causal:
             raise ValueError("a bidirectional channel-mix cannot stream; set attention.causal=true")
+        check_token(x, next(self.parameters()))
         return self.combine(x, state), x

@@ -59,7 +59,7 @@ class RWKV4(Mixer):
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
-        check_tokens(x, key_mask, self.width)
+        check_tokens(x, key_mask, self.output.weight)
         x = zero_hidden(x, key_mask)
         kernel = self.config.kernel
         y = self.forwards(x, shift(x, 1), key_mask, kernel)
@@ -85,7 +85,7 @@ class RWKV4(Mixer):
         """One token of the causal form: ``x (B, D)`` -> ``(B, D)`` and the next state."""
         if not self.config.causal:
             raise ValueError("a bidirectional attention=rwkv4 cannot stream; set attention.causal=true")
-        check_token(x, self.width)
+        check_token(x, self.output.weight)
         last, sums = state
         y, sums = self.forwards.step(x, last, sums)
         return self.output(y), (x, sums)

@@ -71,7 +71,7 @@ class RWKV7(Mixer):
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """``x (B, L, D)``, ``key_mask`` bool ``(B, L)`` -> ``(B, L, D)``."""
-        check_tokens(x, key_mask, self.width)
+        check_tokens(x, key_mask, self.output.weight)
         x = zero_hidden(x, key_mask)
         kernel = self.config.kernel
         y = self.forwards(x, shift(x, 1), key_mask, kernel)
@@ -98,7 +98,7 @@ class RWKV7(Mixer):
     def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """One token of the causal form: ``x (B, D)`` -> ``(B, D)`` and the next state."""
         self._check_streaming()
-        check_token(x, self.width)
+        check_token(x, self.output.weight)
         last, sums = state
         y, sums = self.forwards.step(x, last, sums)
         return self.output(y), (x, sums)

@@ -255,21 +255,53 @@ def test_performer_options(option, message):
         (torch.zeros(2, 5, WIDTH, dtype=torch.int64), None, "got torch.int64"),
         (torch.zeros(2, 5, WIDTH), torch.ones(2, 5), "bool key_mask .2, 5.*got torch.float32.*[.]bool"),
         (torch.zeros(2, 5, WIDTH), torch.ones(2, 4, dtype=torch.bool), "got torch.bool .2, 4"),
+        (torch.zeros(2, 5, WIDTH), torch.ones(2, 5, device="meta").bool(), "key_mask on meta; give key_mask.to"),
+        (torch.zeros(2, 5, WIDTH, device="meta"), None, "weight is on cpu, x on meta; give x.to"),
+        (torch.zeros(2, 5, WIDTH), [[True] * 5] * 2, "key_mask must be a tensor; got list; give"),
+        (torch.zeros(2, 5, WIDTH).half(), None, r"takes x in torch.float32; got torch.float16; give .* or .*autocast"),
     ],
-    ids=["rank", "width", "no-token", "integers", "float-mask", "mask-shape"],
+    ids=["rank", "width", "no-token", "integers", "float-mask", "mask-shape", "mask-device", "device", "list", "fp16"],
 )
 @pytest.mark.parametrize(("name", "causal"), MODES)
 def test_wrong_input_is_one_value_error(name, causal, x, mask, message):
-    with pytest.raises(ValueError, match=message):
-        build(name, causal)(x, mask)
+    mixer = build(name, causal)
+    modules = [mixer, mixer.native_channel_mixer()]
+    for module in modules:
+        if module is not None and list(module.parameters()):
+            with pytest.raises(ValueError, match=message):
+                module(x, mask)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, WIDTH), (2, 3)])
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(2, 1, WIDTH), "one token a row.*got torch.float32 .2, 1, 16.*give x"),
+        (torch.zeros(2, 3), "one token a row"),
+        (torch.zeros(2, WIDTH).long(), "got torch.int64; give x.float"),
+        (torch.zeros(2, WIDTH).half(), "takes x in torch.float32; got torch.float16; give"),
+    ],
+    ids=["rank", "width", "integers", "fp16"],
+)
 @pytest.mark.parametrize("name", STREAMING)
-def test_a_step_of_wrong_shape_is_one_value_error(name, shape):
+def test_a_wrong_token_of_a_stream_is_one_value_error(name, x, message):
     mixer = build(name, causal=True)
-    with pytest.raises(ValueError, match="one token a row"):
-        mixer.step(torch.zeros(shape), mixer.init_state(2))
+    for module in (mixer, mixer.native_channel_mixer()):
+        if module is not None and list(module.parameters()):
+            state = module.init_state(2)
+            with pytest.raises(ValueError, match=message):
+                module.step(x, state)
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_streams_under_autocast(name):
+    mixer, x = build(name, causal=True), tokens(2, 12)
+    want = mixer(x)
+    state, outputs = mixer.init_state(2), []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for x_t in x.unbind(1):
+            y_t, state = mixer.step(x_t, state)
+            outputs.append(y_t)
+    assert (torch.stack(outputs, 1).float() - want).abs().max() < 0.1 * want.abs().max()
 
 
 AUTOCAST_KERNELS = [
