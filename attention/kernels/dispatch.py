@@ -40,7 +40,7 @@ def ops() -> list[str]:
 
 def _kernels(op: str) -> list[Kernel]:
     if op not in _OPS:
-        raise ValueError(f"op {op!r} is unknown; there are {', '.join(_OPS)}")
+        raise ValueError(f"op {op!r} is unknown; choose one of {', '.join(_OPS)}")
     return _OPS[op]
 
 
@@ -69,7 +69,7 @@ def last_used(op: str) -> str:
     _kernels(op)
     name = getattr(_used, op, None)
     if name is None:
-        raise ValueError(f"op {op!r} has not run in this thread yet")
+        raise ValueError(f"op {op!r} has not run in this thread yet; call it first")
     return name
 
 
@@ -93,7 +93,7 @@ def call(op: str, kernel: str, device: torch.device, *args: object, **kwargs: ob
         candidates = [k for k in candidates if k.name == kernel]
         if not candidates:
             raise ValueError(
-                f"attention.kernel={kernel!r} is unknown for {op}; on {device.type} there are: "
+                f"attention.kernel={kernel!r} is unknown for {op}; on {device.type} choose one of "
                 f"auto, {', '.join(available(op, device.type))}"
             )
     reason = None

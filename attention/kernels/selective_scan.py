@@ -91,8 +91,8 @@ def _mamba_ssm_missing() -> str | None:
 
 def _mamba_ssm_refuses(u: Tensor, *tensors: Tensor, state: Tensor | None, **options: Tensor | None) -> str | None:
     if state is not None:
-        return "it starts without a state, use state=None"
-    return "it has no fp64" if u.dtype == torch.float64 else None
+        return "it starts without a state; use state=None or attention.kernel=torch"
+    return "it has no fp64; use attention.kernel=torch" if u.dtype == torch.float64 else None
 
 
 def _mamba_ssm(

@@ -20,7 +20,7 @@ def missing() -> str | None:
 
 def refuses(u: Tensor, *tensors: Tensor, **options: Tensor | None) -> str | None:
     """Why it does not take these arguments, or None."""
-    return "it computes in fp32, give it no fp64 input" if u.dtype == torch.float64 else None
+    return "it computes in fp32 and u is fp64; use attention.kernel=torch" if u.dtype == torch.float64 else None
 
 
 def selective_scan_native(

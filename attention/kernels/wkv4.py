@@ -180,7 +180,7 @@ def _check(
     if time_decay.shape != (channels,) or u.shape != (channels,):
         raise ValueError(
             f"wkv4: time_decay and u must be of shape ({channels},), a number a channel of k; "
-            f"got {_shapes(time_decay, u)}"
+            f"got {_shapes(time_decay, u)}; expand what channels share"
         )
     if key_mask is not None and (key_mask.dtype != torch.bool or key_mask.shape != (batch, length)):
         raise ValueError(
@@ -190,7 +190,7 @@ def _check(
     if state is None:
         return
     if bidirectional:
-        raise ValueError("a bidirectional wkv4 sees the whole sequence and takes no state; use state=None")
+        raise ValueError("wkv4: a bidirectional call sees the whole sequence and takes no state; use state=None")
     if not isinstance(state, tuple | list) or len(state) != 3:
         raise ValueError(f"wkv4: state must be three tensors (num, den, max); got {state!r:.60}; see initial_state")
     check_tensors("wkv4", k=k, **dict(zip(("num", "den", "max"), state)))

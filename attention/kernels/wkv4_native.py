@@ -22,7 +22,7 @@ def missing() -> str | None:
 
 def refuses(time_decay: Tensor, u: Tensor, k: Tensor, v: Tensor, **_: object) -> str | None:
     """Why the kernel cannot take these arguments, or None."""
-    return None if k.dtype in DTYPES else f"it takes fp32, bf16 or fp16 and k is {k.dtype}"
+    return None if k.dtype in DTYPES else f"it takes fp32, bf16 or fp16 and k is {k.dtype}; use attention.kernel=torch"
 
 
 def run(

@@ -156,9 +156,14 @@ def _check(r: Tensor, logw: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, 
         )
     for name, x in named.items():
         if x.shape != r.shape:
-            raise ValueError(f"wkv7: {name} must have the shape of r, {tuple(r.shape)}; got {tuple(x.shape)}")
+            raise ValueError(
+                f"wkv7: {name} must have the shape of r, {tuple(r.shape)}; got {tuple(x.shape)}; none is broadcast"
+            )
     if v.dim() != 4 or v.shape[:3] != r.shape[:3] or not v.shape[3]:
-        raise ValueError(f"wkv7: v must be {(*r.shape[:3], 'V')} beside this r; got {tuple(v.shape)}")
+        raise ValueError(
+            f"wkv7: v must be {(*r.shape[:3], 'V')} with V > 0 beside this r; got {tuple(v.shape)}; give it the rows, "
+            "tokens and heads of r"
+        )
     want = (r.shape[0], r.shape[2], v.shape[3], r.shape[3])
     if state is not None and state.shape != want:
         raise ValueError(
@@ -167,7 +172,7 @@ def _check(r: Tensor, logw: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, 
         )
     if logw.device.type == "cpu" and (logw > 0).any():
         raise ValueError(
-            f"logw is the logarithm of a decay, never positive, got {logw.max():.3g}; "
+            f"wkv7: logw is the logarithm of a decay, never positive; got {logw.max():.3g}; "
             f"pass log(w), or -exp(x) for a free x"
         )
 

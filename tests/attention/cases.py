@@ -46,6 +46,13 @@ def gradients(out, tensors):
     return torch.autograd.grad(out, tensors, weights.to(out.dtype))
 
 
+def assert_remedy(error):
+    """The message ends with what to do, after what there was or what is wrong."""
+    wrong, _, remedy = str(error).rpartition("; ")
+    assert wrong
+    assert not remedy.startswith("got")
+
+
 def check_poison(op, poison):
     """What masked k and v hold changes nothing, bit for bit, forward or backward."""
     for causal in (False, True):

@@ -249,6 +249,13 @@ def test_wrong_arguments():
         favor_attention(q, k, v, draw(4, 8), features="relu")
     with pytest.raises(ValueError, match="projection must be"):
         favor_attention(q, k, v, draw(4, 7))
+    for projection, message in (
+        (draw(4, 8).long(), "projection must be of a floating point dtype; got torch.int64; give"),
+        (draw(4, 8).cfloat(), "projection must be of a floating point dtype; got torch.complex64; give"),
+        (draw(4, 8).to("meta"), "q is on cpu, projection on meta; give projection.to"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            favor_attention(q, k, v, projection)
     learned = draw(4, 8).requires_grad_()
     with pytest.raises(ValueError, match="reference"):
         favor_attention(q, k, v, learned, kernel="torch")

@@ -91,3 +91,9 @@ def test_keys_too_small_for_fp32_are_no_keys(kernel, causal):
     out = linear_attention(q, k, v, causal=causal, kernel=kernel)
     assert not out.any()
     assert not any(grad.any() for grad in cases.gradients(out, (q, k, v)))
+
+
+def test_tensors_on_two_devices_say_what_to_change():
+    q, k, v = cases.inputs(4)
+    with pytest.raises(ValueError, match="q is on cpu, k on meta; give k.to"):
+        linear_attention(q, k.detach().to("meta"), v)

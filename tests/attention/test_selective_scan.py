@@ -5,6 +5,7 @@ import torch
 
 from attention.kernels import dispatch
 from attention.kernels.selective_scan import selective_scan
+from tests.attention import cases
 from tests.golden import error, load
 
 KERNELS = dispatch.available("selective_scan", "cpu")
@@ -185,7 +186,7 @@ def test_cpp_leaves_float64_to_torch():
     inputs = random_inputs(1, 4, 2, 2, dtype=torch.float64)
     selective_scan(**inputs)
     assert dispatch.last_used("selective_scan") == "torch"
-    with pytest.raises(ValueError, match="computes in fp32"):
+    with pytest.raises(ValueError, match=r"computes in fp32 and u is fp64; use attention\.kernel=torch"):
         selective_scan(**inputs, kernel="cpp")
 
 
@@ -196,6 +197,7 @@ def test_mamba_ssm_says_what_to_install():
     kernel = next(k for k in dispatch._kernels("selective_scan") if k.name == "mamba_ssm")
     if kernel.missing() is not None:
         assert "pip install mamba-ssm causal-conv1d" in kernel.missing()
+    assert "attention.kernel=torch" in kernel.refuses(torch.zeros(1, dtype=torch.float64), state=None)
     assert "state=None" in kernel.refuses(*list(inputs.values())[:6], state=inputs["state"])
 
 
@@ -213,5 +215,6 @@ def test_mamba_ssm_says_what_to_install():
     ],
 )
 def test_errors_say_what_to_change(change, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         selective_scan(**(random_inputs(2, 6, 4, 3) | change))
+    cases.assert_remedy(error.value)

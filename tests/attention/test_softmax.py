@@ -135,5 +135,6 @@ def test_flash_that_cannot_run_raises(monkeypatch):
 )
 def test_wrong_inputs(change, message):
     q, k, v, mask = change(*cases.inputs(4))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         softmax_attention(q, k, v, key_mask=mask)
+    cases.assert_remedy(error.value)

@@ -6,6 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attention.kernels import dispatch
 from attention.kernels.wkv4 import wkv4
+from tests.attention import cases
 from tests.attention.wkv4_reference import error, golden, wkv4_by_definition
 
 KERNELS = dispatch.available("wkv4", "cpu")
@@ -308,6 +309,7 @@ def test_available_and_last_used():
     ("change", "message"),
     [
         ({"v": torch.zeros(2, 5, 4)}, "one shape"),
+        ({"k": torch.zeros(2, 6, 4).cfloat()}, "k must be of a floating point dtype; got torch.complex64; give"),
         ({"u": torch.zeros(3)}, r"time_decay and u must be of shape \(4,\)"),
         ({"k": torch.zeros(2, 0, 4), "v": torch.zeros(2, 0, 4)}, "L, C > 0"),
         ({"v": torch.zeros(2, 6, 4, dtype=torch.int64)}, "v must be of a floating point dtype; got torch.int64; give"),
@@ -323,8 +325,9 @@ def test_available_and_last_used():
 )
 def test_errors_say_what_to_change(change, message):
     arguments = dict(zip(NAMES, random_inputs(2, 6, 4))) | change
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         wkv4(**arguments)
+    cases.assert_remedy(error.value)
 
 
 @both_ways

@@ -164,8 +164,8 @@ def test_weightless_keys_are_no_keys():
 @pytest.mark.parametrize(
     ("dtypes", "options", "reason"),
     [
-        ((torch.float64, torch.float64), {}, "fp32, bf16 or fp16"),
-        ((torch.float64, torch.float64), {"bidirectional": True}, "fp32, bf16 or fp16"),
+        ((torch.float64, torch.float64), {}, "fp32, bf16 or fp16 and k is torch.float64; use"),
+        ((torch.float64, torch.float64), {"bidirectional": True}, "fp32, bf16 or fp16 and k is torch.float64; use"),
     ],
 )
 def test_what_it_cannot_take_goes_to_torch(dtypes, options, reason):

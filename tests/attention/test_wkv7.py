@@ -8,6 +8,7 @@ from torch.nn.functional import normalize
 
 from attention.kernels import dispatch, wkv7_chunked
 from attention.kernels.wkv7 import wkv7
+from tests.attention import cases
 from tests.attention.wkv4_reference import error, golden
 
 KERNELS = dispatch.available("wkv7", "cpu")
@@ -238,11 +239,12 @@ def test_fla_says_what_it_needs(monkeypatch):
             "k must be of a floating .*got torch.int64; give",
         ),
         ({"v": torch.zeros(2, 6, 2, 6, device="meta")}, "r is on cpu, v on meta; give"),
-        ({"logw": torch.full((2, 6, 2, 8), 0.3)}, "never positive, got 0.3"),
+        ({"logw": torch.full((2, 6, 2, 8), 0.3)}, "never positive; got 0.3; pass"),
         ({"state": torch.zeros(2, 2, 8, 6)}, r"\(B, H, V, K\)"),
         ({"kernel": "fast"}, "unknown for wkv7"),
     ],
 )
 def test_errors_say_what_to_change(change, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         wkv7(**dict(zip(NAMES, random_inputs(6))) | change)
+    cases.assert_remedy(error.value)
