@@ -213,10 +213,11 @@ def _source(config: Config, data_dir: Path) -> Path:
 
 
 def _chosen(config: Config, records: list[pathfinder_release.Record]) -> dict[str, list[pathfinder_release.Record]]:
-    """The records of each split: the published ids, as many as were asked for."""
+    """The records of each split: the published ids, as many as were asked for, of a picture named again the first."""
     found = {}
+    first = {record.path: i for i, record in reversed(list(enumerate(records)))}
     for split, ids in pathfinder_release.split_ids(len(records), config.fidelity).items():
-        kept = [records[i] for i in ids if not records[i].known_bad]
+        kept = [records[i] for i in ids if first[records[i].path] == i and not records[i].known_bad]
         if not kept:
             place = records[0].path.parents[2]
             raise UserError(f"{place}: {len(records)} images leave none for {split}; get the whole set")
@@ -235,6 +236,8 @@ def _read(config: Config, source: Path, writer: Writer, progress: Progress) -> N
         if published
         else f"{len(records):,} images, the release has {sum(ROWS.values()):,}; split 80/10/10 by {whose} rule"
     )
+    if again := len(records) - len({record.path for record in records}):
+        writer.details["exact"] += f"; {again:,} lines name a picture again and are left out"
     splits = _chosen(config, records)
     done, total = 0, sum(map(len, splits.values()))
     chunk = max(1, CHUNK_PIXELS // config.length)

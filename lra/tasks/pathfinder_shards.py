@@ -29,6 +29,13 @@ class Shards:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        elif kept := list(self._folder.glob("*.npy")):
+            size = sum(path.stat().st_size for path in kept) / 2**20
+            log.warning(
+                "%s keeps %.1f MiB of finished images: the same command goes on after them; or delete it",
+                self._folder,
+                size,
+            )
 
     def get(self, parameters: Parameters, seed: int, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Images uint8 (count, S, S) and labels uint8 (count,) from ``start`` on, generated unless they are there."""

@@ -192,6 +192,33 @@ def test_release_rows_equal_the_files(tmp_path, fidelity):
     assert "labels and images equal those of" in "\n".join(Pathfinder.verify(config, tmp_path / "data"))
 
 
+def test_a_picture_named_again_is_one_row(tmp_path):
+    base = release_folder(tmp_path / "lra_release")
+    path = base / "metadata" / "0.npy"
+    path.write_text(path.read_text() + "\n".join(path.read_text().splitlines()[:8]) + "\n")
+    config = Config(source=str(tmp_path / "lra_release"))
+    Pathfinder.prepare(config, tmp_path / "data", ignore)
+    info, splits = Pathfinder.load(config, tmp_path / "data")
+    assert sum(info.splits.values()) == 40
+    rows = [split.row(i).tobytes() for split in splits.values() for i in range(len(split))]
+    assert len(set(rows)) == 40
+    assert Pathfinder.verify(config, tmp_path / "data")
+    manifest = json.loads((Pathfinder.folder(config, tmp_path / "data") / "manifest.json").read_text())
+    assert manifest["details"]["exact"].endswith("; 8 lines name a picture again and are left out")
+
+
+def test_finished_images_that_stay_after_a_failure_are_told(tmp_path, caplog):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    config = Config(length=256, train_rows=20, validation_rows=8, test_rows=8)
+    with pytest.raises(KeyboardInterrupt):
+        Pathfinder.prepare(config, tmp_path, stop)
+    (told,) = [message for message in caplog.messages if "finished images" in message]
+    assert ".shards keeps 0.0 MiB" in told
+    assert "the same command goes on" in told
+
+
 def test_auto_takes_the_release_where_it_is(tmp_path):
     release_folder(tmp_path / "lra_release" / "lra_release")
     assert Pathfinder.resolved(Config(), tmp_path).source == "release"
