@@ -1,5 +1,6 @@
 """Optimiser and learning-rate schedules."""
 
+import logging
 import math
 
 import torch
@@ -7,17 +8,30 @@ from torch import nn
 
 from lra.protocol import TrainerConfig
 
+log = logging.getLogger(__name__)
+
 
 def build_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
     """AdamW; weight decay acts on matrices only, not on biases, norms, decay rates or other vectors."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
+    log.info(
+        "AdamW, rate %g: weight decay %g on %s, 0 on %s",
+        config.lr,
+        config.weight_decay,
+        _sizes(matrices, "matrix", "matrices"),
+        _sizes(vectors, "vector", "vectors"),
+    )
     return torch.optim.AdamW(
         [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
     )
+
+
+def _sizes(parameters: list[nn.Parameter], one: str, many: str) -> str:
+    return f"{len(parameters)} {one if len(parameters) == 1 else many} ({sum(p.numel() for p in parameters):,} numbers)"
 
 
 def learning_rate(config: TrainerConfig, step: int, decay: float) -> float:

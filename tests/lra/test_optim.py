@@ -44,3 +44,12 @@ def test_only_matrices_decay():
     for name, p in model.named_parameters():
         factor = 1 - 1e-2 * 0.5 if name == "0.weight" else 1.0
         torch.testing.assert_close(p.detach(), before[name] * factor)
+
+
+def test_parameter_groups_are_told(caplog):
+    caplog.set_level("INFO")
+    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))  # 15 weights; 5 biases, 5 + 5 of the norm
+    build_optimizer(model, TrainerConfig(lr=0.002, weight_decay=0.1))
+    assert caplog.messages == [
+        "AdamW, rate 0.002: weight decay 0.1 on 1 matrix (15 numbers), 0 on 3 vectors (15 numbers)"
+    ]
