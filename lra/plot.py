@@ -193,9 +193,8 @@ def _place(axes: Axes, labels: list[Annotation]) -> None:
     renderer = axes.figure.canvas.get_renderer()
     frame = axes.get_window_extent(renderer)
     solid = [_disc(dots) for dots in axes.collections if isinstance(dots, PathCollection)]
-    # an error bar may be crossed at a price: 3 pixels wide for the cost
-    bars = [bars.get_window_extent(renderer).padded(3) for bars in axes.collections
-            if isinstance(bars, LineCollection)]  # fmt: skip
+    # an error bar may be crossed at a price
+    bars = [_bar(lines) for lines in axes.collections if isinstance(lines, LineCollection)]
     line = next((text for text in axes.texts if text.get_text() == MAJORITY and text not in labels), None)
     solid += [text.get_window_extent(renderer) for text in axes.texts if text not in (*labels, line)]
     if line is not None:
@@ -250,6 +249,12 @@ def _disc(dots: PathCollection) -> Bbox:
     ((x, y),) = dots.axes.transData.transform(dots.get_offsets())
     radius = math.sqrt(dots.get_sizes()[0]) / 2 * dots.figure.dpi / 72
     return Bbox([[x - radius, y - radius], [x + radius, y + radius]])
+
+
+def _bar(lines: LineCollection) -> Bbox:
+    """Box of an error bar in pixels, 6 wide; matplotlib's own extent of an upright line is empty."""
+    ((low, high),) = lines.get_segments()
+    return Bbox(lines.axes.transData.transform([low, high])).padded(3)
 
 
 def _overlap(one: Bbox, other: Bbox) -> float:

@@ -112,3 +112,28 @@ def test_no_bubble_covers_the_label_of_the_majority_class(monkeypatch, speeds):
     ((label, bubbles),) = boxes
     assert len(bubbles) >= 2
     assert not any(label.overlaps(bubble) for bubble in bubbles)
+
+
+def test_no_error_bar_crosses_a_label_that_has_room_elsewhere(monkeypatch):
+    monkeypatch.setattr(plot, "_png", lambda figure: figure)
+    points = {"flash": (1000.0, 0.15), "rwkv4": (1900.0, 0.15)}
+    # three panels are narrow: at either end of its line the label would reach a bar
+    panels = draw(
+        [
+            make_cell(name, accuracy, speed, task=task, interval=(accuracy - 0.03, accuracy + 0.03))
+            for task in ("a", "b", "c")
+            for name, (speed, accuracy) in points.items()
+        ]
+    ).axes
+    assert len(panels) == 3
+    for axes in panels:
+        for label in axes.texts:
+            if label.get_text() not in ("majority class", *points):
+                continue
+            box = label.get_window_extent()
+            for speed, accuracy in points.values():
+                (x, low), (_, high) = axes.transData.transform(
+                    [(speed, 100 * accuracy - 3), (speed, 100 * accuracy + 3)]
+                )
+                assert not (box.x0 < x < box.x1 and low < box.y1 and high > box.y0), label.get_text()
+            assert axes.get_window_extent().padded(2).containsx(box.x1)
