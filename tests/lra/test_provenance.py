@@ -48,7 +48,7 @@ def origins(tmp_path, capsys, name, *options):
     folder, origin = capsys.readouterr().out.splitlines()
     assert prepare.main(["list", name, f"data_dir={tmp_path / 'data'}"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    at = next(i for i, line in enumerate(lines) if folder.split(": ready")[0].split("/")[-1] + " " in line)
+    at = next(i for i, line in enumerate(lines) if line.endswith("  " + folder.split(": ready")[0].split("/")[-1]))
     assert lines[at + 1].strip() == origin
     return origin
 
