@@ -91,22 +91,23 @@ class _Scan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, grad_y: Tensor, grad_end: Tensor) -> tuple[Tensor, ...]:
         dt, x, A, B, C, starts = ctx.saved_tensors
-        grad_dt, grad_x, grad_B, grad_C = (torch.empty_like(t) for t in (dt, x, B, C))
-        grad_A, grad_h = torch.zeros_like(A), grad_end
-        for start, part in reversed(list(zip(starts, _segments(x.shape[1], grad_end)))):
-            g, dt_, x_, B_, C_ = (t[:, part].transpose(0, 1) for t in (grad_y, dt, x, B, C))
-            decay = _decays(dt_, A)
-            states = _states(decay, x_, B_, start)
-            grad_C[:, part] = torch.matmul(g[:, :, None], states).squeeze(2).transpose(0, 1)
-            grads = g[..., None] * C_[:, :, None]
-            for now, decay_t in zip(reversed(grads.unbind(0)), reversed(decay.unbind(0))):
-                grad_h = now.add_(grad_h).mul(decay_t)
-            grad_B[:, part] = torch.matmul(x_[:, :, None], grads).squeeze(2).transpose(0, 1)
-            grad_x[:, part] = torch.matmul(grads, B_[..., None]).squeeze(-1).transpose(0, 1)
-            # now the gradient of dt A
-            decay.mul_(grads)
-            decay[1:] *= states[:-1]
-            decay[0] *= start
-            grad_dt[:, part] = (decay * A).sum(-1).transpose(0, 1)
-            grad_A += torch.einsum("sbd,sbdn->dn", dt_, decay)
-        return grad_dt, grad_x, grad_A, grad_B, grad_C, grad_h
+        with torch.autocast(grad_y.device.type, enabled=False):
+            grad_dt, grad_x, grad_B, grad_C = (torch.empty_like(t) for t in (dt, x, B, C))
+            grad_A, grad_h = torch.zeros_like(A), grad_end
+            for start, part in reversed(list(zip(starts, _segments(x.shape[1], grad_end)))):
+                g, dt_, x_, B_, C_ = (t[:, part].transpose(0, 1) for t in (grad_y, dt, x, B, C))
+                decay = _decays(dt_, A)
+                states = _states(decay, x_, B_, start)
+                grad_C[:, part] = torch.matmul(g[:, :, None], states).squeeze(2).transpose(0, 1)
+                grads = g[..., None] * C_[:, :, None]
+                for now, decay_t in zip(reversed(grads.unbind(0)), reversed(decay.unbind(0))):
+                    grad_h = now.add_(grad_h).mul(decay_t)
+                grad_B[:, part] = torch.matmul(x_[:, :, None], grads).squeeze(2).transpose(0, 1)
+                grad_x[:, part] = torch.matmul(grads, B_[..., None]).squeeze(-1).transpose(0, 1)
+                # now the gradient of dt A
+                decay.mul_(grads)
+                decay[1:] *= states[:-1]
+                decay[0] *= start
+                grad_dt[:, part] = (decay * A).sum(-1).transpose(0, 1)
+                grad_A += torch.einsum("sbd,sbdn->dn", dt_, decay)
+            return grad_dt, grad_x, grad_A, grad_B, grad_C, grad_h

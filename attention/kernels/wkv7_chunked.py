@@ -127,9 +127,10 @@ class _Carry(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         factor, states = ctx.saved_tensors
-        given, factors = grad.unbind(2), factor.unbind(2)
-        after = [given[-1]]
-        for n in reversed(range(len(factors))):
-            after.append(given[n] + after[-1] @ factors[n].mT)
-        grad_added = torch.stack(after[-2::-1], 2)
-        return states[:, :, :-1].mT @ grad_added, grad_added, after[-1]
+        with torch.autocast(grad.device.type, enabled=False):
+            given, factors = grad.unbind(2), factor.unbind(2)
+            after = [given[-1]]
+            for n in reversed(range(len(factors))):
+                after.append(given[n] + after[-1] @ factors[n].mT)
+            grad_added = torch.stack(after[-2::-1], 2)
+            return states[:, :, :-1].mT @ grad_added, grad_added, after[-1]

@@ -248,3 +248,15 @@ def test_errors_say_what_to_change(change, message):
     with pytest.raises(ValueError, match=message) as error:
         wkv7(**dict(zip(NAMES, random_inputs(6))) | change)
     cases.assert_remedy(error.value)
+
+
+def test_autocast_around_the_backward_of_the_carried_states_changes_no_bit():
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 2, 5, 8, 8), (2, 2, 5, 6, 8), (2, 2, 6, 8))
+    inputs = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    states = wkv7_chunked._Carry.apply(*inputs)
+    want = torch.autograd.grad(states.square().sum(), inputs, retain_graph=True)
+    given = 2 * states.detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(states, inputs, given)
+    assert all(map(torch.equal, found, want))

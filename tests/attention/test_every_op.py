@@ -1,0 +1,107 @@
+"""What holds for every op and each of its kernels on the CPU."""
+
+import pytest
+import torch
+
+from attention import kernels
+from tests.attention import cases
+
+LENGTH = 33
+
+
+def qkv(batch):
+    return cases.inputs(LENGTH, batch=batch)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def favor(features):
+    def run(q, k, v, **options):
+        return kernels.favor_attention(q, k, v, normal(11, q.shape[-1]), features=features, **options)
+
+    return run
+
+
+def wkv4_inputs(batch):
+    return [normal(6), normal(6, seed=1), normal(batch, LENGTH, 6, seed=2), normal(batch, LENGTH, 6, seed=3)]
+
+
+def wkv7_inputs(batch):
+    r, logw, k, v, a, b = (normal(batch, LENGTH, 2, 4, seed=seed) for seed in range(6))
+    return [r, -logw.exp(), k, v, 0.3 * a, 0.3 * b]
+
+
+def scan_inputs(batch):
+    u, delta = (normal(batch, LENGTH, 6, seed=seed) for seed in range(2))
+    B, C = (normal(batch, LENGTH, 4, seed=seed) for seed in (2, 3))
+    return [u, delta, -normal(6, 4, seed=4).exp(), B, C, normal(6, seed=5)]
+
+
+# name of the op, function, inputs for a batch size, options
+OPS = {
+    "softmax": ("softmax_attention", kernels.softmax_attention, qkv, {}),
+    "softmax-causal": ("softmax_attention", kernels.softmax_attention, qkv, {"causal": True}),
+    "linear": ("linear_attention", kernels.linear_attention, qkv, {}),
+    "linear-causal": ("linear_attention", kernels.linear_attention, qkv, {"causal": True}),
+    "favor": ("favor_attention", favor("positive"), qkv, {}),
+    "favor-causal": ("favor_attention", favor("positive"), qkv, {"causal": True}),
+    "favor-trig": ("favor_attention", favor("trig"), qkv, {}),
+    "favor-trig-causal": ("favor_attention", favor("trig"), qkv, {"causal": True}),
+    "wkv4": ("wkv4", kernels.wkv4, wkv4_inputs, {}),
+    "wkv4-reverse": ("wkv4", kernels.wkv4, wkv4_inputs, {"reverse": True}),
+    "wkv4-both": ("wkv4", kernels.wkv4, wkv4_inputs, {"bidirectional": True}),
+    "wkv7": ("wkv7", kernels.wkv7, wkv7_inputs, {}),
+    "scan": ("selective_scan", kernels.selective_scan, scan_inputs, {}),
+}
+CASES = [
+    pytest.param(name, kernel, id=f"{name}-{kernel}")
+    for name, (op, *_) in OPS.items()
+    for kernel in kernels.available(op, "cpu")
+    if not ("trig" in name and kernel == "cpp")
+]
+# whose gradient is written out; the others' comes from autograd, whose products follow the autocast around backward()
+OWN_BACKWARD = {"favor_attention": {"cpp", "torch"}, "linear_attention": {"cpp"}, "wkv4": {"cpp", "torch"},
+                "wkv7": {"cpp"}, "selective_scan": {"cpp", "torch"}, "softmax_attention": {"flash"}}  # fmt: skip
+
+
+def flat(result):
+    """The tensors of a result, nested or None in part."""
+    if result is None:
+        return []
+    return [result] if isinstance(result, torch.Tensor) else [x for part in result for x in flat(part)]
+
+
+def call(name, kernel, batch=2, **options):
+    """Inputs that require gradients, and all outputs."""
+    _, function, make, own = OPS[name]
+    tensors = [x.detach().requires_grad_() for x in make(batch)]
+    return tensors, flat(function(*tensors, **own, **options, kernel=kernel))
+
+
+def gradients(tensors, outputs):
+    """Of a weighted sum of all outputs that have a gradient."""
+    loss = sum((x * normal(*x.shape, seed=9)).sum() for x in outputs if x.requires_grad)
+    return torch.autograd.grad(loss, tensors)
+
+
+@pytest.mark.parametrize(("name", "kernel"), CASES)
+def test_autocast_changes_no_bit(name, kernel):
+    tensors, want = call(name, kernel)
+    want_gradients = gradients(tensors, want)
+    with torch.autocast("cpu", torch.bfloat16):
+        tensors, found = call(name, kernel)
+    assert all(map(torch.equal, found, want))
+    assert all(map(torch.equal, gradients(tensors, found), want_gradients))
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"), [case for case in CASES if case.values[1] in OWN_BACKWARD[OPS[case.values[0]][0]]]
+)
+def test_autocast_around_a_backward_that_is_written_out_changes_no_bit(name, kernel):
+    tensors, outputs = call(name, kernel)
+    want = gradients(tensors, outputs)
+    tensors, outputs = call(name, kernel)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(torch.equal, gradients(tensors, outputs), want))
