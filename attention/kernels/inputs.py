@@ -85,8 +85,6 @@ def native_refuses(v: torch.Tensor) -> str | None:
     """Why the C++ kernels, which sum in fp32, cannot take tensors like ``v``; None when they can."""
     if v.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"it computes in fp32 and would lose digits of {v.dtype}; use attention.kernel=torch"
-    if not v.numel():
-        return "it takes no empty tensors; use attention.kernel=torch"
     return None
 
 

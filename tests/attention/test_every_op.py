@@ -105,3 +105,18 @@ def test_autocast_around_a_backward_that_is_written_out_changes_no_bit(name, ker
     tensors, outputs = call(name, kernel)
     with torch.autocast("cpu", torch.bfloat16):
         assert all(map(torch.equal, gradients(tensors, outputs), want))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "mask"])
+@pytest.mark.parametrize(("name", "kernel"), CASES)
+def test_a_batch_without_rows_gives_none(name, kernel, masked):
+    if masked and OPS[name][0] in ("wkv7", "selective_scan"):
+        pytest.skip("takes no mask")
+    options = {"key_mask": torch.ones(0, LENGTH, dtype=torch.bool)} if masked else {}
+    _, outputs = call(name, kernel)
+    tensors, empty = call(name, kernel, batch=0, **options)
+    assert [x.shape[1:] for x in empty] == [x.shape[1:] for x in outputs]
+    assert not any(len(x) for x in empty)
+    for x, grad in zip(tensors, gradients(tensors, empty), strict=True):
+        assert grad.shape == x.shape
+        assert not grad.any()

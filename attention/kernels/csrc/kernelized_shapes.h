@@ -34,7 +34,7 @@ struct Shape {
         f_lead(padded_lead(f_cols)),
         state_size(features * v_cols + 2 * f_lead),
         sequences(batch * heads) {
-    const int64_t wanted = (TASKS + sequences - 1) / sequences;
+    const int64_t wanted = (TASKS + sequences - 1) / std::max<int64_t>(sequences, 1);  // a batch may have no row
     span = round_up(std::max(MIN_SPAN, (length + wanted - 1) / wanted), TILE);
     spans = (length + span - 1) / span;
   }
