@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from attention.kernels import dispatch, favor_native, favor_triton, native
 from attention.kernels.favor_torch import FEATURES, chunked
-from attention.kernels.inputs import check_qkv, check_tensors, hidden_pairs, zero_hidden
+from attention.kernels.inputs import check_qkv, check_tensors, hidden_pairs, still_alone, zero_hidden
 
 OP = "favor_attention"
 PROJECTIONS = ("orthogonal", "regularised", "iid")
@@ -52,6 +52,7 @@ def favor_attention(
             f"{OP}: projection must be (M, {q.shape[-1]}), a row a feature; got {tuple(projection.shape)}; "
             f"orthogonal_projection(M, {q.shape[-1]}) draws one"
         )
+    q, k = still_alone(q, k, key_mask)
     options = {"features": features, "key_mask": key_mask, "causal": causal}
     return dispatch.call(OP, kernel, q.device, q, k, v, projection, **options)
 

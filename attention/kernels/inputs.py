@@ -4,6 +4,7 @@ Shapes: B batch, H heads, L sequence length, E head width, q and k ``(B, H, L, E
 """
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 EMULATES_HALF = torch.backends.cpu.get_cpu_capability() == "AVX2"
 """Whether this CPU lacks arithmetic in bf16 and fp16: torch then emulates it, at about 1 % of the fp32 speed."""
@@ -65,6 +66,37 @@ def zero_hidden(k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor) -> tup
     """
     hidden = ~key_mask[:, None, :, None]
     return k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
+
+
+class _Still(torch.autograd.Function):
+    """Identity whose gradient is zero where ``key_mask (B, L)`` shows a single key, or everywhere without a mask."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(key_mask)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (key_mask,) = ctx.saved_tensors
+        if key_mask is None:
+            return torch.zeros_like(grad), None
+        single = key_mask.sum(-1) == 1
+        # a look at the mask saves a copy; on CUDA it would stall the stream
+        if grad.device.type == "cpu" and not single.any():
+            return grad, None
+        return grad.masked_fill(single[:, None, None, None], 0.0), None
+
+
+def still_alone(q: torch.Tensor, k: torch.Tensor, key_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k, to which no gradient comes back from a row of the batch that shows one key.
+
+    A weighted mean of one value is that value whatever q and k are. What kernels give there is the difference of two
+    equal products, rounded: up to 4e-5 in fp32.
+    """
+    if q.shape[2] > 1 and key_mask is None:
+        return q, k
+    return tuple(_Still.apply(x, key_mask if x.shape[2] > 1 else None) if x.requires_grad else x for x in (q, k))
 
 
 def hidden_pairs(key_mask: torch.Tensor | None, causal: bool, length: int, device: torch.device) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from attention.kernels import dispatch, linear_native, native
-from attention.kernels.inputs import accumulation_dtype, check_qkv, zero_hidden
+from attention.kernels.inputs import accumulation_dtype, check_qkv, still_alone, zero_hidden
 
 OP = "linear_attention"
 CHUNK = 64
@@ -31,6 +31,7 @@ def linear_attention(
 ) -> torch.Tensor:
     """Linear attention: ``(B, H, L, Ev)``; a query that sees no key gives zeros and gets zero gradients."""
     check_qkv(q, k, v, key_mask, OP)
+    q, k = still_alone(q, k, key_mask)
     return dispatch.call(OP, kernel, q.device, q, k, v, key_mask=key_mask, causal=causal)
 
 

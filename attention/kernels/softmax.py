@@ -9,7 +9,14 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention.kernels import dispatch
-from attention.kernels.inputs import EMULATES_HALF, accumulation_dtype, check_qkv, hidden_pairs, zero_hidden
+from attention.kernels.inputs import (
+    EMULATES_HALF,
+    accumulation_dtype,
+    check_qkv,
+    hidden_pairs,
+    still_alone,
+    zero_hidden,
+)
 from attention.kernels.softmax_varlen import grouped_flash, varlen, varlen_missing, varlen_refuses
 
 OP = "softmax_attention"
@@ -31,6 +38,7 @@ def softmax_attention(
     and gets zero gradients instead: self-attention needs no more, and padding then costs (almost) nothing.
     """
     check_qkv(q, k, v, key_mask, OP)
+    q, k = still_alone(q, k, key_mask)
     skip = skip_masked_queries and key_mask is not None
     return dispatch.call(OP, kernel, q.device, q, k, v, key_mask=key_mask, causal=causal, skip_masked_queries=skip)
 

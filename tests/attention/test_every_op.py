@@ -120,3 +120,29 @@ def test_a_batch_without_rows_gives_none(name, kernel, masked):
     for x, grad in zip(tensors, gradients(tensors, empty), strict=True):
         assert grad.shape == x.shape
         assert not grad.any()
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("length", [1, 2, 47, 131])
+@pytest.mark.parametrize(("name", "kernel"), [case for case in CASES if "_attention" in OPS[case.values[0]][0]])
+def test_one_visible_key_gives_its_value_and_no_gradient_to_q_and_k(name, kernel, length, scale):
+    _, function, _, own = OPS[name]
+    # the sum of trig features may lie near zero, where fp32 keeps three digits of the output
+    dtype = torch.float64 if "trig" in name else torch.float32
+    q, k, v = cases.inputs(length, batch=2, width=16, scale=scale, dtype=dtype)
+    mask = torch.zeros(2, length, dtype=torch.bool)
+    mask[:, length // 2] = True
+    mask[1] = True  # an ordinary row beside it
+    for key_mask in [mask] if length > 1 else [mask, None]:
+        out = function(q, k, v, key_mask=key_mask, kernel=kernel, **own)
+        first = length // 2 if own else 0
+        alone = out[0, :, first:] if length > 1 else out
+        value = v[0, :, length // 2, None] if length > 1 else v
+        torch.testing.assert_close(alone, value.expand_as(alone), rtol=1e-5, atol=1e-6)
+        given = normal(*out.shape).to(dtype)
+        grad_q, grad_k, grad_v = torch.autograd.grad(out, (q, k, v), given)
+        assert not (grad_q if length == 1 else grad_q[0]).any()
+        assert not (grad_k if length == 1 else grad_k[0]).any()
+        want = given[0, :, first:].sum(1)
+        torch.testing.assert_close(grad_v[0, :, length // 2], want, rtol=1e-4, atol=1e-4)
+        assert length == 1 or (grad_q[1].any() and grad_k[1].any())

@@ -23,7 +23,7 @@ def test_loops(kernel, length, mode):
     out = linear_attention(q, k, v, kernel=kernel, **masks)
     want = reference.linear_attention(q, k, v, **masks)
     assert golden.error(out, want) < 5e-6
-    if 1 < length < 101:
+    if length < 101 and want.requires_grad:  # a lone hidden token leaves nothing to differentiate
         for got, expected in zip(cases.gradients(out, (q, k, v)), cases.gradients(want, (q, k, v)), strict=True):
             assert (got - expected).abs().max() < 1e-5 * expected.abs().max().clamp(min=1)
 
