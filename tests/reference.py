@@ -40,10 +40,10 @@ def softmax_attention(q, k, v, **masks):
 def linear_attention(q, k, v, **masks):
     """Weight ``sum_r phi(q)_r phi(k)_r`` with ``phi(x) = x + 1`` for x > 0, ``e^x`` else."""
 
-    def phi(x):
-        return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+    def log_phi(x):
+        return torch.where(x > 0, x.clamp(min=0).log1p(), x)
 
-    return weighted_mean(lambda x, keys: (phi(keys) @ phi(x)).log(), q, k, v, **masks)
+    return weighted_mean(lambda x, keys: torch.logsumexp(log_phi(keys) + log_phi(x), 1), q, k, v, **masks)
 
 
 def favor_attention(q, k, v, projection, *, features="positive", **masks):

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from attention.kernels import dispatch, favor_native, favor_triton, native
 from attention.kernels.favor_torch import FEATURES, chunked
-from attention.kernels.inputs import check_qkv, check_tensors, hidden_pairs, still_alone, zero_hidden
+from attention.kernels.inputs import check_qkv, check_tensors, finite_max, hidden_pairs, still_alone, zero_hidden
 
 OP = "favor_attention"
 PROJECTIONS = ("orthogonal", "regularised", "iid")
@@ -111,7 +111,7 @@ def _reference(
     sizes = size.transpose(-1, -2).expand(*size.shape[:2], q.shape[2], -1)  # (B, H, L, L)
     if hidden is not None:
         sizes = sizes.masked_fill(hidden, -torch.inf)
-    weights = phi_q @ phi_k.transpose(-1, -2) * (sizes - _finite_max(sizes)).exp()
+    weights = phi_q @ phi_k.transpose(-1, -2) * (sizes - finite_max(sizes)).exp()
     values = functional.pad(v.double(), (0, 1), value=1.0)  # its last column sums to the denominator
     sums = weights @ values
     numerator, denominator = sums[..., :-1], sums[..., -1:]
@@ -136,13 +136,8 @@ def _features(
         rows = torch.cat([rows, -rows])
     log_q = queries @ rows.T  # |q'|^2 / 2 is one factor for the whole row i and cancels
     log_k = keys @ rows.T
-    top = _finite_max(log_k)
-    return (log_q - _finite_max(log_q)).exp(), (log_k - top).exp(), top - half_norm
-
-
-def _finite_max(x: torch.Tensor) -> torch.Tensor:
-    """Maximum of a row, constant for the gradient as it cancels; finite even if all x are -inf."""
-    return x.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
+    top = finite_max(log_k)
+    return (log_q - finite_max(log_q)).exp(), (log_k - top).exp(), top - half_norm
 
 
 def _torch_refuses(*args: torch.Tensor, **_: object) -> str | None:

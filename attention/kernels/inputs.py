@@ -108,6 +108,11 @@ def hidden_pairs(key_mask: torch.Tensor | None, causal: bool, length: int, devic
     return hidden
 
 
+def finite_max(x: torch.Tensor) -> torch.Tensor:
+    """Maximum of a row, constant for the gradient as it cancels; finite even if all x are -inf."""
+    return x.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of exponents and sums: at least fp32, because bf16 exponents alone cost 4 % of the output."""
     return torch.promote_types(dtype, torch.float32)

@@ -16,7 +16,6 @@ using namespace lra;
 class Positive {
  public:
   using Sizes = Shape;
-  static constexpr bool rescales = true;
 
   Positive(const Shape& shape, const at::Tensor& projection)
       : s(shape), half(0.5f / std::sqrt(static_cast<float>(shape.width))) {

@@ -94,7 +94,7 @@ struct CausalTask {
       visible = seen.until(first + i, visible);
       float den = queries.denominator(i, state);
       for (int64_t j = 0; j < visible; ++j) den += weights[i * TILE + j];
-      if (Map::rescales && count > 1 && (started || visible) && den < LOST) return false;
+      if (count > 1 && (started || visible) && den < LOST) return false;
       inverse[first + i] = den == 0 ? 0 : 1 / den;
     }
     queries.read(count, state);

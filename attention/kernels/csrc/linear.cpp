@@ -1,7 +1,12 @@
 // Linear attention with phi(x) = elu(x) + 1 = exp(min(x, 0)) + max(x, 0) (Katharopoulos et al. 2020, equation 7).
 //
-// Features are as many as q and k are wide and need no stabiliser. phi'(x) = min(phi(x), 1).
+// Features are as many as q and k are wide. phi'(x) = min(phi(x), 1).
+//
+// Where all keys of a head are negative, their features are relative to the largest, e^top with top = min(max k, 0), and
+// a query's likewise to its own largest: both are factors of a row, which cancel. Ordinary inputs have top = 0.
 #include <torch/library.h>
+#include <cfloat>
+#include <cmath>
 #include "kernelized_causal.h"
 
 namespace {
@@ -12,27 +17,33 @@ template <class S>
 class EluPlusOne {
  public:
   using Sizes = S;
-  static constexpr bool rescales = false;
 
   explicit EluPlusOne(const S& shape) : s(shape) {}
 
-  void start(float*) const {}
+  // The stabiliser before any key; one number serves all features.
+  void start(float* top) const { top[0] = -FLT_MAX; }
 
   void queries(int64_t count, const float* x, float* phi, const float*) const {
-    const int64_t cols = s.x_lead, lead = s.f_lead;
-    for (int64_t i = 0; i < count; ++i, x += cols, phi += lead) {
-      for (int64_t c = 0; c < cols; c += W) {
-        const Vec from = vec(x + c);
-        vec(phi + c) = exp(smaller(from, Vec{})) + larger(from, Vec{});
-      }
-      // phi(0) = 1: the padding must not reach a denominator
-      for (int64_t c = s.features; c < cols; ++c) phi[c] = 0;
+    if (features<true, false>(count, x, phi) >= FAR) return;
+    for (int64_t i = 0; i < count; ++i) {
+      const float* row = x + i * s.x_lead;
+      features<false, true>(1, row, phi + i * s.f_lead, std::min(most(1, row), 0.0f));
     }
   }
 
-  void advance(int64_t count, const float* x, float* phi, State) const { queries(count, x, phi, nullptr); }
+  // Key features (T, F) and, raised by these keys, the stabiliser of the state.
+  void advance(int64_t count, const float* x, float* phi, State state) const {
+    if (state.top[0] < 0) raise(state, std::max(state.top[0], std::min(most(count, x), 0.0f)));
+    keys(count, x, phi, state.top);
+  }
 
-  void keys(int64_t count, const float* x, float* phi, const float*) const { queries(count, x, phi, nullptr); }
+  void keys(int64_t count, const float* x, float* phi, const float* top) const {
+    if (top[0] < 0) {
+      features<false, true>(count, x, phi, top[0]);
+    } else {
+      features<false, false>(count, x, phi);
+    }
+  }
 
   Vec chain(Vec phi, Vec grad) const { return smaller(phi, splat(1)) * grad; }
 
@@ -46,11 +57,65 @@ class EluPlusOne {
     grad_queries(count, grad, grad_x);
   }
 
-  void before(State, const float*) const {}
+  // The gradient of a state relative to the stabiliser `after` becomes that of the state relative to grad.top.
+  void before(State grad, const float* after) const {
+    if (after[0] > grad.top[0]) shrink(grad, std::exp(grad.top[0] - after[0]));
+  }
 
-  void merge(State into, State from) const { add_state(s, into, from); }
+  // into = into + from, relative to the larger of their stabilisers.
+  void merge(State into, State from) const {
+    const float top = std::max(into.top[0], from.top[0]);
+    raise(into, top);
+    raise(from, top);
+    add_state(s, into, from);
+  }
 
  private:
+  static constexpr float FAR = -8;  // queries further below zero than this are scaled
+
+  // phi = the features, e^-shift times those of x that are at most `shift` if Shifted. If Bounded, a lower bound of
+  // the largest numbers of all rows.
+  template <bool Bounded, bool Shifted>
+  float features(int64_t count, const float* x, float* phi, float shift = 0) const {
+    const int64_t cols = s.x_lead, lead = s.f_lead;
+    const Vec zero{};
+    Vec lowest = splat(FLT_MAX);
+    for (int64_t i = 0; i < count; ++i, x += cols, phi += lead) {
+      Vec peak = splat(-FLT_MAX);
+      for (int64_t c = 0; c < cols; c += W) {
+        const Vec from = vec(x + c);
+        vec(phi + c) = exp(smaller(zero, Shifted ? from - shift : from)) + larger(zero, from);  // in this order NaN stays NaN
+        if (Bounded) peak = larger(from, peak);
+      }
+      if (Bounded) lowest = smaller(lowest, peak);
+      // phi(0) = 1: the padding must not reach a denominator
+      for (int64_t c = s.features; c < cols; ++c) phi[c] = 0;
+    }
+    return -largest(-lowest);
+  }
+
+  // The largest number of x (T, E) without its padding.
+  float most(int64_t count, const float* x) const {
+    const int64_t whole = s.features / W * W;
+    Vec peak = splat(-FLT_MAX);
+    float rest = -FLT_MAX;
+    for (int64_t i = 0; i < count; ++i, x += s.x_lead) {
+      for (int64_t c = 0; c < whole; c += W) peak = larger(vec(x + c), peak);
+      for (int64_t c = whole; c < s.features; ++c) rest = std::max(rest, x[c]);
+    }
+    return std::max(largest(peak), rest);
+  }
+
+  void raise(State state, float top) const {
+    if (top > state.top[0]) shrink(state, std::exp(state.top[0] - top));
+    state.top[0] = top;
+  }
+
+  void shrink(State state, float factor) const {
+    for (int64_t r = 0; r < s.features; ++r) state.total[r] *= factor;
+    for (int64_t i = 0; i < s.features * s.v_cols; ++i) state.sums[i] *= factor;
+  }
+
   const S s;
 };
 
